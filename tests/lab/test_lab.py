@@ -15,8 +15,8 @@ from dew.algorithms.base import Part
 from dew.compare import Result
 from dew.engines.lab import TinySettings, differences, load_study, markdown, study
 from dew.engines.lab import warm_start as warm
-from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.stack import Replica, Stack, Team, _random_rollouts
+from dew.engines.lab.arms import parse_arms, random_rollouts
+from dew.engines.lab.stack import Replica, Stack, Team
 from dew.engines.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task, symbols
 from dew.engines.lab.tiny import Adam, TinyPolicies, forward, new_policy, numerics, sample
 from dew.errors import ConfigError, DewError
@@ -309,7 +309,7 @@ def test_the_same_numbers_again_on_a_gpu():
 )  # fmt: skip
 def test_credit_of_several_runs_is_that_of_each(text, stacked):
     """In one call if the rule treats each group on its own, else in a call for each run."""
-    algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), _random_rollouts(6, 10)
+    algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), random_rollouts(6, 10)
     team = Team(algorithm, slice(0, 2), 6, 10)
     credit = team.credit(given, shaped=True)
     assert team.stacked == stacked and credit["signal"].tolist() == [[False, True, True, True]] * 2

@@ -123,6 +123,9 @@ class Algorithm:
     overlong_gamma: float = 0.75
     """Group overlong: a group is easy if at least this share of its answers is correct."""
 
+    placebo: bool = False
+    """Permute the credit of the tokens within each answer: the same weights on the wrong tokens, to compare with."""
+
     def __post_init__(self) -> None:
         if problems := wrong_types(self) or [*_wrong_choices(self), *self.problems()]:
             raise ConfigError([f"{self.name}: {p}" for p in problems])

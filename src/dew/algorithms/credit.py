@@ -63,4 +63,14 @@ def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
         what = f"{name}: advantages(rollouts) returned {got}; expected (P, G, T) = {tuple(mask.shape)}."
         remedy = "To give all tokens of an answer the same, return A[..., None] * rollouts.mask with A of shape (P, G)."
         raise ShapeError(Problem(what, remedy=remedy))
-    return torch.where(mask, A, 0)
+    A = torch.where(mask, A, 0)
+    return permuted(A, mask) if algorithm.placebo else A
+
+
+def permuted(x: Tensor, mask: Tensor) -> Tensor:
+    """(P, G, T) with the values of the live tokens of each answer in another order, the same for the same mask."""
+    place = torch.arange(1, mask.numel() + 1, device=mask.device).view(mask.shape)
+    random = torch.Generator(mask.device).manual_seed(int((place * mask).sum()) % 2**31)
+    keys = torch.rand(mask.shape, generator=random, device=mask.device) + 2 * ~mask  # live tokens come first
+    live = (~mask).int().argsort(dim=-1, stable=True)
+    return torch.where(mask, torch.zeros_like(x).scatter(-1, live, x.gather(-1, keys.argsort(-1))), 0)

@@ -1,8 +1,8 @@
-"""`dew lab`: does a credit rule help? Many small paired runs at once."""
+"""`dew lab`: does a credit rule help? Many paired runs at once, of small policies or of LoRA adapters on a model."""
 
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,53 +13,71 @@ from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
 from dew.run.records import finite
 
+TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like. Use --seeds 8 or more for a verdict."
+
 
 @app.command()
 def lab(
     arms: Annotated[list[str] | None, typer.Argument(help="dapo, gtpo(alpha2=0.5), gtpo@3e-5, rules.py:Class.")] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8 or -14.")
+    model: Annotated[
+        str | None, typer.Option(help="Train LoRA adapters on this model: a folder or a hub name.")
     ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8, -14; any with --model.")
+    ] = None,
+    reward: Annotated[str | None, typer.Option(help="With --model: a verifier, or file.py:function.")] = None,
     seeds: Annotated[
         int | None, typer.Option(min=1, help="Seeds per arm (default 8); 5 or more for a verdict.")
     ] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed; use other seeds to confirm a result.")] = 0,
-    learning_rate: Annotated[list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5).")] = None,
-    generations: Annotated[int | None, typer.Option(help="Generations per run (default 120).")] = None,
-    settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, width: 64}'.")] = None,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5; 4e-5 with --model).")
+    ] = None,
+    generations: Annotated[int | None, typer.Option(help="Generations per run (default 120; 30 with --model).")] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Add every weighted arm without weights, and with permuted ones.")
+    ] = False,
+    settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a small task: minutes on a CPU.")] = False,
-    no_controls: Annotated[bool, typer.Option("--no-controls", help="Leave out the arms with weighting off.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
-    """Compare credit rules over many small training runs, paired by seed.
+    """Compare credit rules over many training runs, paired by seed.
 
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
+    `dew lab export STUDY ARM SEED FOLDER` copies the adapter of a run on a model, in PEFT's format.
     """
-    from dew.engines.lab import QUICK, QUICK_TASK, TinySettings, differences, markdown, study
+    if arms and arms[0] == "export":
+        return _export(arms[1:])
+    from dew.engines.lab import differences, markdown, study
 
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
+    say = (lambda _: None) if as_json else out.print
+    if quick:
+        say(TOO_FEW)
+        model, task = model or "tiny", task or ["countdown"]
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     given = mapping(settings, example="{group_size: 8}")
     given |= {} if generations is None else {"generations": generations}
-    known = [field.name for field in fields(TinySettings)]
-    if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
-        raise ConfigError(wrong)
+    of_task = given.pop("task_settings", {})
     try:
         found = study(
-            arms or ["dapo", "gtpo"],
+            arms or ["dapo", "dew"],
             output=folder,
-            tasks=task or [QUICK_TASK if quick else "countdown-4"],
+            model=model,
+            tasks=task or ["gsm8k" if model else "countdown-4"],
+            reward=reward,
+            task_settings=of_task,
             seeds=seeds or (2 if quick else 8),
             first_seed=first_seed,
-            learning_rates=learning_rate or [1e-4 if quick else 5e-5],
-            settings=replace(QUICK if quick else TinySettings(), **given),
-            controls=bool(arms) and not no_controls,
+            learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
+            settings=_settings(given, model, quick),
+            controls=controls,
             device=device,
-            say=(lambda _: None) if as_json else out.print,
+            say=say,
             progress=(lambda *_: None) if as_json else _show_progress,
         )
     except KeyboardInterrupt:
@@ -71,6 +89,37 @@ def lab(
         print_json([finite(d.to_json()) for task in tasks for d in differences(found, task)])
     else:
         out.print(f"\n{text}\n\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+
+
+QUICK_RATE = 2e-3
+
+
+def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
+    """Those that were typed, and the defaults of the kind of policy."""
+    if model:
+        from dew.engines.lab.lora import QUICK, LoraSettings
+
+        kind: Any = QUICK if quick else LoraSettings()
+    else:
+        from dew.engines.lab import TinySettings
+
+        kind = TinySettings()
+    known = [*(field.name for field in fields(kind)), "task_settings"]
+    if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
+        raise ConfigError(wrong)
+    return replace(kind, **given)
+
+
+def _export(words: list[str]) -> None:
+    """STUDY ARM SEED FOLDER."""
+    from dew.engines.lab.study import export
+
+    if len(words) != 4 or not words[2].isdecimal():
+        remedy = "Write: dew lab export STUDY ARM SEED FOLDER, e.g. dew lab export runs/lab dew 0 best"
+        raise ConfigError(Problem("export takes a study, an arm, a seed and a new folder.", remedy=remedy))
+    study, arm, seed, target = words
+    base = export(Path(study), arm, int(seed), Path(target))
+    out.print(f"{target}: a PEFT adapter for {base}.")
 
 
 def _show_progress(share: float, line: str) -> None:

@@ -37,6 +37,8 @@ class Cell:
     """Digest of the code of a user's rule."""
     control: str | None = None
     """The arm without weights on tokens that this one is compared with."""
+    placebo: str | None = None
+    """The arm with the weights of each answer permuted."""
 
     @property
     def home(self) -> Path:

@@ -30,6 +30,8 @@ class Result:
     learning_rate: float | None = None
     control: str | None = None
     """The arm without weights on tokens that this one is compared with."""
+    placebo: str | None = None
+    """The arm with the weights of each answer permuted."""
     groups: int = 0
     """Groups sampled, including those dropped: dynamic sampling needs more of them for the same number of steps."""
     folder: Path | None = None
@@ -46,7 +48,7 @@ def read_result(folder: Path | str, **known: Any) -> Result:
     algorithm = facts.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
     about: dict[str, Any] = {"arm": str(facts.get("arm") or name or ""), "task": str(facts.get("data") or "")}
-    about |= {"seed": facts.get("seed", 0), **{key: facts.get(key) for key in ("learning_rate", "control")}}
+    about |= {"seed": facts.get("seed", 0), **{key: facts.get(key) for key in ("learning_rate", "control", "placebo")}}
     scores = {}
     if accuracy := [m["accuracy"] for m in metrics if isinstance(m.get("accuracy"), int | float)]:
         scores[AREA] = fmean(accuracy)

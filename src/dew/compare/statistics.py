@@ -107,6 +107,17 @@ def t_test(values: Sequence[float], span: tuple[float, float] | None = None) -> 
     return Interval(value, max(low, value - half), min(high, value + half)), p
 
 
+def seeds_needed(deviation: float, difference: float = 0.01, power: float = 0.8) -> int:
+    """Pairs of seeds that find a difference of this size with this probability, if differences vary by `deviation`."""
+    from scipy.stats import nct, t
+
+    for n in range(2, 10_000):
+        limit, shift = t.ppf((1 + CONFIDENCE) / 2, n - 1), difference * n**0.5 / max(deviation, 1e-9)
+        if nct.sf(limit, n - 1, shift) >= power:
+            return n
+    return 10_000
+
+
 def holm(p: Sequence[float]) -> list[float]:
     """p-values corrected for many comparisons: the i-th smallest of n times n − i + 1, and never less than that of a
     smaller one (Holm 1979)."""

@@ -16,8 +16,10 @@ import copy
 import importlib.util
 import math
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -145,6 +147,8 @@ ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
 class Decoder:
     """Samples answers to prompts given as token ids. Without a GPU (in tests) the same steps run without graphs."""
 
+    _most = 0
+    """Rows of the largest call so far."""
     _kept: "dict[int, _Buffers]"
     _storage: Tensor
     """Keys and values of whichever buffers are in use."""
@@ -220,30 +224,34 @@ class Decoder:
     ) -> tuple[Tensor, Tensor, Tensor]:
         width, total = max(map(len, prompts)), len(prompts)
         at_once = min(at_once, total, self.affordable(width + new))
-        buffers = self._fitting(at_once, width + new)
+        queue = _Queue(owners)
+        place = torch.tensor(queue.first(at_once), device=self.device)  # which prompt each row answers
+        buffers = self._fitting(len(place), width + new)
         buffers.start(width, new)
         made = [x.new_full((total, new), self.pad) for x in buffers.made]
-        place = torch.arange(at_once, device=self.device)  # which prompt each row answers
-        prefill = _Prefill(self, list(zip(owners, prompts, strict=True)), width, uniforms)
-        prefill.load(0, place, buffers)
+        prefill = _Prefill(self, prompts, owners, queue.order, width, uniforms)
+        prefill.load(place, torch.arange(len(place), device=self.device), buffers)
         prefill.arrange(place, len(buffers.hidden))
-        started, step, last = at_once, 0, new - 1  # all rows have ended after step `last`
-        while step < last or started < total:
+        step, last = 0, new - 1  # all rows have ended after step `last`
+        while step < last or queue.waiting:
             step += 1
             buffers.step(self, min(width + step, buffers.slots))
             if step % LOOK:
                 continue
             ended = buffers.ended[: len(place)]
             rows, live = ended.nonzero()[:, 0], (~ended).nonzero()[:, 0]
-            if started < total and len(rows) >= REFILL * at_once:
-                rows = rows[: total - started]
-                buffers.copy_made(made, place, rows)
-                place[rows] = torch.arange(started, started + len(rows), device=self.device)
-                prefill.load(started, rows, buffers)
-                started, last = started + len(rows), step + new - 1
-            elif started == total and not len(live):
+            if queue.waiting and len(rows) >= REFILL * len(place):
+                numbers, found = queue.next(place.tolist(), rows.tolist())
+                if found:
+                    rows, numbers = (torch.tensor(x, device=self.device) for x in (found, numbers))
+                    buffers.copy_made(made, place, rows)
+                    place[rows] = numbers
+                    prefill.load(numbers, rows, buffers)
+                    prefill.arrange(place, len(buffers.hidden))
+                    last = step + new - 1
+            elif not queue.waiting and not len(live):
                 break
-            elif started == total and self._worthwhile(fewer := max(FEWEST, _capacity(len(live))), buffers):
+            elif not queue.waiting and self._worthwhile(fewer := max(FEWEST, self._capacity(len(live))), buffers):
                 buffers.copy_made(made, place, rows)
                 larger, buffers, place = buffers, self._fitting(fewer, buffers.slots, exactly=True), place[live]
                 buffers.take(larger, live)
@@ -256,7 +264,15 @@ class Decoder:
 
     def _worthwhile(self, fewer: int, buffers: "_Buffers") -> bool:
         """Whether to continue with fewer rows: graphs for another size pay off sooner if they are kept."""
-        return fewer <= (0.75 if self.keep else 0.5) * len(buffers.hidden)
+        return fewer <= (0.85 if self.keep else 0.5) * len(buffers.hidden)
+
+    def _capacity(self, rows: int) -> int:
+        """Rows of the buffers for so many: few sizes to capture; if they are kept, each a fifth smaller than another."""
+        if not self.keep:
+            return _capacity(rows)
+        self._most = max(self._most, rows)
+        shrunk = int(math.log(rows / self._most, 0.8) + 1e-9)
+        return round_up(math.ceil(self._most * 0.8**shrunk), 32)
 
     def affordable(self, slots: int) -> int:
         """Rows whose keys and values fit into the free memory, rounded down to a capacity."""
@@ -270,7 +286,7 @@ class Decoder:
 
     def _fitting(self, rows: int, slots: int, exactly: bool = False) -> "_Buffers":
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
-        capacity = _capacity(rows)
+        capacity = self._capacity(rows)
         kept = self._kept[capacity].slots if capacity in self._kept else 0
         if kept < slots or (exactly and kept > slots):
             self._kept.pop(capacity, None)
@@ -290,17 +306,46 @@ class Decoder:
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
 
+class _Queue:
+    """The prompts that no row answers yet. A row that ends goes on with the next prompt of its owner."""
+
+    def __init__(self, owners: Sequence[int]) -> None:
+        self._owners, by_owner = owners, dict[int, list[int]]()
+        for i, owner in enumerate(owners):
+            by_owner.setdefault(owner, []).append(i)
+        self.order = [i for turn in zip_longest(*by_owner.values()) for i in turn if i is not None]
+        """In which prompts are started."""
+        self._left, self.waiting = {owner: deque(numbers) for owner, numbers in by_owner.items()}, len(owners)
+
+    def first(self, rows: int) -> list[int]:
+        """Equally many prompts of each owner."""
+        each = max(1, rows // len(self._left))
+        return [self._take(left) for left in self._left.values() for _ in range(min(each, len(left)))]
+
+    def next(self, place: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """The next prompts for some of these rows, and which rows."""
+        found = [(self._take(left), row) for row in rows if (left := self._left[self._owners[place[row]]])]
+        return [number for number, _ in found], [row for _, row in found]
+
+    def _take(self, left: "deque[int]") -> int:
+        self.waiting -= 1
+        return left.popleft()
+
+
 class _Prefill:
     """Keys, values and last logits of prompts: each distinct prompt once, many in one pass, in the order of use."""
 
     def __init__(
-        self, decoder: Decoder, prompts: Sequence[tuple[int, tuple[int, ...]]], width: int, uniforms: Tensor | None
-    ) -> None:
-        """`prompts` are given with their owners."""
-        self._decoder, self._size, self._prompts = decoder, max(1, PREFILL // width), prompts
-        self._texts, self._uniforms = list(dict.fromkeys(prompts)), uniforms
-        self._owners = torch.tensor([owner for owner, _ in prompts], device=decoder.device)
-        self._place = {ids: i for i, ids in enumerate(self._texts)}
+        self, decoder: Decoder, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], order: Sequence[int],
+        width: int, uniforms: Tensor | None,
+    ) -> None:  # fmt: skip
+        size = max(1, PREFILL // width)
+        self._decoder, self._uniforms, self._prompts = decoder, uniforms, list(zip(owners, prompts, strict=True))
+        texts = list(dict.fromkeys(self._prompts[i] for i in order))
+        self._texts = [sorted(texts[i : i + size], key=lambda x: x[0]) for i in range(0, len(texts), size)]
+        """Of each pass, with their owners."""
+        self._place = {ids: (number, i) for number, some in enumerate(self._texts) for i, ids in enumerate(some)}
+        self._owners = torch.tensor(owners, device=decoder.device)
         self._passes = dict[int, tuple[Any, Tensor, Tensor]]()
 
     def arrange(self, place: Tensor, rows: int) -> None:
@@ -309,18 +354,17 @@ class _Prefill:
             unused = self._owners[-1:].expand(rows - len(place))
             self._decoder.arrange(torch.cat([self._owners[place], unused]), 1)
 
-    def load(self, first_prompt: int, rows: Tensor, buffers: "_Buffers") -> None:
-        """Put the prompts from number `first_prompt` on into these rows, and sample the first token of each answer."""
-        prompts = self._prompts[first_prompt : first_prompt + len(rows)]
-        places = [divmod(self._place[ids], self._size) for ids in prompts]
+    def load(self, prompts: Tensor, rows: Tensor, buffers: "_Buffers") -> None:
+        """Put the prompts of these numbers into these rows, and sample the first token of each answer."""
+        places = [self._place[self._prompts[i]] for i in prompts.tolist()]
         which = torch.tensor(places, device=rows.device)
         numbers, order, first = sorted({number for number, _ in places}), list[Tensor](), list[Tensor]()
-        buffers.load_uniforms(rows, self._uniforms, first_prompt)
+        buffers.load_uniforms(rows, None if self._uniforms is None else self._uniforms[prompts])
         buffers.hidden[rows] = True
         for number in numbers:
             here = (which[:, 0] == number).nonzero()[:, 0]
             if number not in self._passes:
-                self._passes = {number: self._run(number)}
+                self._passes = {n: x for n, x in self._passes.items() if n == number - 1} | {number: self._run(number)}
             cache, live, logits = self._passes[number]
             buffers.load_prompts(cache, rows[here], which[here, 1], live)
             order.append(rows[here])
@@ -331,7 +375,7 @@ class _Prefill:
 
     def _run(self, number: int) -> tuple[Any, Tensor, Tensor]:
         """A pass: the cache, where it holds prompts (B, width), and the logits."""
-        chosen, model, pad = self._texts[number * self._size :][: self._size], self._decoder.model, self._decoder.pad
+        chosen, model, pad = self._texts[number], self._decoder.model, self._decoder.pad
         texts, device = [text for _, text in chosen], self._decoder.device
         width = max(map(len, texts))
         if self._decoder.arrange:
@@ -383,10 +427,9 @@ class _Buffers:
         self.ended.fill_(True)
         self.hidden.fill_(True)
 
-    def load_uniforms(self, rows: Tensor, given: Tensor | None, first: int) -> None:
-        """Those of the prompts from number `first` on, or new ones."""
-        shape = (len(rows), int(self.limit), 2)
-        some = torch.rand(shape, device=rows.device) if given is None else given[first : first + len(rows)]
+    def load_uniforms(self, rows: Tensor, given: Tensor | None) -> None:
+        """These, or new ones."""
+        some = torch.rand(len(rows), *self.uniforms.shape[1:], device=rows.device) if given is None else given
         self.uniforms[rows, : some.shape[1]] = some
 
     def load_prompts(self, cache: Any, rows: Tensor, which: Tensor, live: Tensor) -> None:
@@ -446,7 +489,10 @@ class _Buffers:
             layer.visible = visible
         self.hidden.index_fill_(1, self.slot, False)
         bias = torch.zeros(len(self.hidden), visible, dtype=self.dtype, device=self.slot.device)
-        bias.masked_fill_(self.hidden[:, :visible], -torch.inf)
+        hidden = self.hidden[:, :visible]
+        if decoder.attention != GROUPED:  # which reads nothing of a row that has ended
+            hidden = hidden | self.ended[:, None]
+        bias.masked_fill_(hidden, -torch.inf)
         inputs = {"input_ids": self.token, "attention_mask": bias[:, None, None], "position_ids": self.position}
         attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", decoder.attention)
         with replaced([*decoder.parts, attention]):  # prompts and training use the model's own

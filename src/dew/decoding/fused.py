@@ -40,13 +40,16 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _rotary_kernel(x, x_row, x_head, cos, sin, c_row, out, heads, half, HALF: tl.constexpr):
-    row, head, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, HALF)
+def _rotary_kernel(
+    x, x_row, x_head, cos, sin, c_row, out, heads, half, HEADS: tl.constexpr, HALF: tl.constexpr
+):  # fmt: skip
+    row, head, i = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None]
     at, angle, to = x + row * x_row + head * x_head + i, row * c_row + i, (row * heads + head) * 2 * half + i
-    live = i < half
+    here = i < half
+    live = here & (head < heads)
     a, b = tl.load(at, mask=live).to(tl.float32), tl.load(at + half, mask=live).to(tl.float32)
-    c, d = tl.load(cos + angle, mask=live).to(tl.float32), tl.load(cos + angle + half, mask=live).to(tl.float32)
-    s, t = tl.load(sin + angle, mask=live).to(tl.float32), tl.load(sin + angle + half, mask=live).to(tl.float32)
+    c, d = tl.load(cos + angle, mask=here).to(tl.float32), tl.load(cos + angle + half, mask=here).to(tl.float32)
+    s, t = tl.load(sin + angle, mask=here).to(tl.float32), tl.load(sin + angle + half, mask=here).to(tl.float32)
     tl.store(out + to, a * c - b * s, mask=live)
     tl.store(out + to + half, b * d + a * t, mask=live)
 
@@ -57,9 +60,9 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     for x in (q, k):
         rows, heads, _, width = x.shape
         out, shared = torch.empty(x.shape, dtype=x.dtype, device=x.device), cos.shape[0] == 1
-        _rotary_kernel[(rows, heads)](
+        _rotary_kernel[(rows,)](
             x, x.stride(0), x.stride(1), cos, sin, 0 if shared else cos.stride(0), out, heads, width // 2,
-            triton.next_power_of_2(width // 2), num_warps=1,
+            triton.next_power_of_2(heads), triton.next_power_of_2(width // 2), num_warps=2,
         )  # fmt: skip
         found.append(out)
     return found[0], found[1]
@@ -70,7 +73,7 @@ def _attention_kernel(
     query, q_row, q_head, keys, values, k_row, k_head, k_slot, bias, b_row, out, slots, heads, group, width, scale,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The query heads that share a key head. Blocks of hidden slots are not read."""
+    """The query heads that share a key head. Blocks of hidden slots are not read; a row with no others gets 0."""
     row, key_head, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDTH)[None]
     head = key_head * group + tl.arange(0, GROUP)[:, None]
     live = (head < (key_head + 1) * group) & (i < width)
@@ -92,7 +95,7 @@ def _attention_kernel(
             mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
             total = total * shrink + tl.sum(p, 1)
             top = higher
-    tl.store(out + (row * heads + head) * width + i, mixed / total[:, None], mask=live)
+    tl.store(out + (row * heads + head) * width + i, mixed / tl.where(total > 0, total, 1.0)[:, None], mask=live)
 
 
 def attention(

@@ -3,8 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from dew.algorithms import Algorithm, parse_algorithm, source_digest
+from dew.algorithms.credit import give_credit
+from dew.engines.lab.tasks import generator
 from dew.errors import ConfigError, DewError, Problem
+from dew.rollouts import Rollouts
 
 
 @dataclass(frozen=True)
@@ -19,10 +24,12 @@ class Arm:
     """Digest of the file of a user's rule: after a change its runs are new runs."""
     control: str | None = None
     """The label of the same arm without weights on tokens."""
+    placebo: str | None = None
+    """The label of the same arm with the weights of each answer permuted."""
 
 
 def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, controls: bool = True) -> list[Arm]:
-    """Every arm at each of the learning rates, or at its own; each arm that weights tokens followed by its control."""
+    """Every arm at each of the learning rates, or at its own; each that weights tokens with its control and placebo."""
     arms: dict[tuple[str, float], Arm] = {}
     problems: list[Problem] = []
     for text in texts:
@@ -31,15 +38,17 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
             algorithm = parse_algorithm(rule)
             rates = _check(algorithm, [own_rate] if own_rate else learning_rates)
             source = source_digest(type(algorithm)) if ":" in rule else ""
+            control = algorithm.control() if controls else None
+            placebo = replace(algorithm, placebo=True) if controls and _weights_tokens(algorithm) else None
         except DewError as error:
             problems += [replace(problem, what=f"arm {text!r}: {problem.what}") for problem in error.problems]
             continue
-        control = algorithm.control() if controls else None
         control = None if control == algorithm else control
+        names = [x.label if x else None for x in (control, placebo)]
         for rate in rates:
-            made = [Arm(algorithm.label, algorithm, rate, source, control.label if control else None)]
-            if control:
-                made.append(Arm(control.label, control, rate, source if type(control) is type(algorithm) else ""))
+            others = [x for x in (control, placebo) if x]
+            made = [Arm(algorithm.label, algorithm, rate, source, *names)]
+            made += [Arm(x.label, x, rate, source if type(x) is type(algorithm) else "") for x in others]
             for arm in made:
                 same = arms.setdefault((arm.label, rate), arm)
                 if type(same.algorithm) is not type(arm.algorithm):
@@ -50,6 +59,16 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     if not arms:
         raise ConfigError(Problem("no arms.", remedy="Name at least one rule, the baseline first: dapo gtpo@3e-5"))
     return list(arms.values())
+
+
+def _weights_tokens(algorithm: Algorithm) -> bool:
+    """Whether tokens of the same answer get different credit, on random rollouts."""
+    x = random_rollouts(8, 16)
+    given = {name: x[name].flatten(0, 1)[1:4] for name in ("mask", "reward", *algorithm.signals)}
+    rollouts = Rollouts(**given)
+    A = give_credit(replace(algorithm, max_tokens=algorithm.max_tokens or 16), rollouts).advantages
+    highest = torch.where(rollouts.mask, A, -torch.inf).amax(-1)
+    return bool((highest - torch.where(rollouts.mask, A, torch.inf).amin(-1) > 1e-6)[rollouts.live].any())
 
 
 def _check(algorithm: Algorithm, rates: Sequence[float | str]) -> list[float]:
@@ -68,3 +87,14 @@ def _check(algorithm: Algorithm, rates: Sequence[float | str]) -> list[float]:
         what = f"learning rate {', '.join(map(str, rates))}."
         raise ConfigError(Problem(what, remedy="Give a number between 0 and 1, such as 3e-5."))
     return found
+
+
+def random_rollouts(G: int, T: int) -> dict[str, torch.Tensor]:
+    """Of two replicas with four groups each, the first without signal."""
+    random = generator("rollouts", 0)
+    mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
+    reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
+    reward[:, 0], reward[:, 1:, 0], reward[:, 1:, 1] = 0, 0, 1
+    scale = torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1, 1)
+    logp, entropy, sum_sq = torch.rand(3, 2, 4, G, T, generator=random) * scale
+    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}

@@ -8,6 +8,7 @@ sequence without padding; sampling is that of `dew.decoding`.
 import hashlib
 import importlib.util
 import inspect
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,12 @@ class LoraSettings(Settings):
     def spacing(self) -> float:
         """Generations between evaluations: the mean of the last few is the score."""
         return max(1.0, self.generations / 10)
+
+
+QUICK = LoraSettings(
+    prompts=8, optimizer_steps=2, generations=20, eval_problems=32, eval_k=4, evaluations=2, max_new_tokens=48, rank=8,
+    alpha=16.0, pass_tokens=8192,
+)  # fmt: skip
 
 
 class Rows:
@@ -195,7 +202,7 @@ def load_base(name: str, device: str, dtype: torch.dtype | None = None) -> Base:
         model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **settings)
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
-    return as_base(name, model.to(device).eval().requires_grad_(False), tokenizer)
+    return as_base(path, model.to(device).eval().requires_grad_(False), tokenizer)
 
 
 def as_base(name: str, model: Any, tokenizer: Any) -> Base:
@@ -269,6 +276,7 @@ class LoraPolicies:
     """R adapters on one model, with learning rates of their own; the same interface as `tiny.Policies`."""
 
     noise = (2,)
+    refills = True
 
     def __init__(
         self, base: Base, prompts: Callable[[int], Sequence[int]], seeds: Sequence[int], rates: Tensor,
@@ -288,20 +296,15 @@ class LoraPolicies:
         """Answers to (R, P, 1) problems; (R, P·G, T, 2) uniform numbers decide their tokens."""
         (R, P), (B, T) = problems.shape[:2], uniforms.shape[1:3]
         numbers = problems[..., 0].repeat_interleave(B // P, 1)
-        longest = max(len(self.prompts(i)) for i in numbers.unique().tolist())
-        room = min(self.settings.answers, self.decoder.affordable(longest + T) // R)
-        if not room:
+        prompts, owners = [self.prompts(i) for i in numbers.flatten().tolist()], [i for i in range(R) for _ in range(B)]
+        if self.decoder.affordable(max(map(len, prompts)) + T) < R:
             raise torch.OutOfMemoryError("The cache of one answer of each run does not fit.")
-        parts = [self._sample(*x, T) for x in zip(numbers.split(room, 1), uniforms.split(room, 1), strict=True)]
-        tokens, lengths, logp, entropy = (torch.cat(x, 1) for x in zip(*parts, strict=True))
+        rows = R * self.settings.answers
+        found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1))
+        tokens, lengths, logp, entropy = (x.unflatten(0, (R, B)) for x in found)
         mask = torch.arange(T, device=tokens.device) < lengths[..., None]
+        logp, entropy = (torch.where(mask, x, 0) for x in (logp, entropy))
         return Answers(torch.where(mask, tokens, -1), logp, entropy, mask)
-
-    def _sample(self, numbers: Tensor, uniforms: Tensor, T: int) -> list[Tensor]:
-        prompts = [self.prompts(i) for i in numbers.flatten().tolist()]
-        owners = [i for i, row in enumerate(numbers.tolist()) for _ in row]
-        found = self.decoder.rows(prompts, T, owners=owners, uniforms=uniforms.flatten(0, 1))
-        return [x.view(*numbers.shape, *x.shape[1:]) for x in found]
 
     def passes(self, problems: Tensor, lengths: Tensor) -> int:
         """In how many passes the rows of an optimizer step are scored: (R, b, 1) problems, (R, b) tokens."""
@@ -369,20 +372,19 @@ class LoraPolicies:
         self.refresh()
 
     def save(self, replica: int, folder: Path) -> None:
-        """Write a replica's adapter as PEFT writes it."""
-        from peft import LoraConfig
+        """Write a replica's adapter in PEFT's format."""
         from safetensors.torch import save_file
 
-        names = sorted({name.rpartition(".")[2] for name in self.layers})
-        s, dtype = self.settings, self.base.model.dtype
-        config = LoraConfig(
-            base_model_name_or_path=self.base.name, r=s.rank, lora_alpha=s.alpha, target_modules=names,
-            lora_dropout=0.0, bias="none", task_type="CAUSAL_LM", inference_mode=True,
-        )  # fmt: skip
+        names, dtype = sorted({name.rpartition(".")[2] for name in self.layers}), self.base.model.dtype
+        about = {
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": self.base.name,
+            "r": self.settings.rank, "lora_alpha": self.settings.alpha, "target_modules": names, "lora_dropout": 0.0,
+            "bias": "none", "inference_mode": True,
+        }  # fmt: skip
         weights = {}
         for name, layer in self.layers.items():
-            weights[f"base_model.model.{name}.lora_A.weight"] = layer.a[replica].detach().T.to(dtype)
-            weights[f"base_model.model.{name}.lora_B.weight"] = layer.b[replica].detach().to(dtype)
+            weights[f"base_model.model.{name}.lora_A.weight"] = layer.a[replica].detach().T.to(dtype).contiguous()
+            weights[f"base_model.model.{name}.lora_B.weight"] = layer.b[replica].detach().to(dtype).contiguous()
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.cpu().contiguous() for k, v in weights.items()}, folder / "adapter_model.safetensors")
-        config.save_pretrained(str(folder))
+        save_file({name: x.cpu() for name, x in weights.items()}, folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text(json.dumps(about, indent=1))

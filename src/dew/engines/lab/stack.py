@@ -19,7 +19,7 @@ from dew.algorithms import Algorithm
 from dew.algorithms.base import Part, wrong_types
 from dew.algorithms.credit import give_credit
 from dew.credit import grpo_advantages, has_signal
-from dew.engines.lab.arms import Arm
+from dew.engines.lab.arms import Arm, random_rollouts
 from dew.engines.lab.tasks import Problems, generator
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.rollouts import Rollouts
@@ -50,6 +50,8 @@ class Policies(Protocol):
 
     noise: tuple[int, ...]
     """Axes of the uniform numbers that decide one token."""
+    refills: bool
+    """Whether any number of answers can be sampled in one call: when some end, others take their places."""
 
     def sample(self, problems: Tensor, uniforms: Tensor) -> Answers: ...
 
@@ -168,7 +170,7 @@ class Team:
     def __init__(self, algorithm: Algorithm, rows: slice, group_size: int, tokens: int) -> None:
         self.algorithm, self.rows = algorithm, rows
         self.vectorised: bool | None = None  # not tried yet
-        two = _random_rollouts(group_size, tokens)
+        two = random_rollouts(group_size, tokens)
         self.stacked = True
         together = self.credit(two)
         self.stacked = False
@@ -225,17 +227,6 @@ class Team:
             except Exception:  # whatever a rule does that vmap cannot
                 self.vectorised = False
         return losses
-
-
-def _random_rollouts(G: int, T: int) -> dict[str, Tensor]:
-    """Of two replicas with four groups each, the first without signal."""
-    random = generator("rollouts", 0)
-    mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
-    reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
-    reward[:, 0], reward[:, 1:, 0], reward[:, 1:, 1] = 0, 0, 1
-    scale = torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1, 1)
-    logp, entropy, sum_sq = torch.rand(3, 2, 4, G, T, generator=random) * scale
-    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
 
 
 class Stack:
@@ -342,8 +333,9 @@ class Stack:
     def evaluate(self, number: int) -> None:
         """pass@1 and pass@k on the held-out problems, added to the metrics of the last generation."""
         k = self.settings.eval_k
+        rows = self.settings.eval_problems * k if self.policies.refills else self.settings.answers
         drawn = partial(self._uniforms, noise=self.policies.noise)
-        solved = solve(self.task, self.policies.sample, self.held_out, k, self.settings.answers, drawn, number)
+        solved = solve(self.task, self.policies.sample, self.held_out, k, rows, drawn, number)
         passes = {1: solved.float().mean((1, 2)), k: solved.any(2).float().mean(1)}
         self.history[-1].update({f"eval/pass@{n}": x for n, x in passes.items()})
         self.solved.append(solved.sum(2))

@@ -8,6 +8,7 @@ seeds: runs are added. A stack that was interrupted continues from STUDY/.stack.
 
 import math
 import platform
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,8 +44,6 @@ STACK_SECONDS = 600.0
 """Longer stacks are split, so that little is lost when a study is interrupted."""
 CHECKPOINT_SECONDS = 120.0
 CHECKPOINT = ".stack.pt"
-QUICK = TinySettings(prompts=16, optimizer_steps=2, generations=60, width=64, depth=2, eval_problems=64)
-QUICK_TASK = "countdown-3"
 ADAPTER = "adapter"
 """The folder of a run's adapter."""
 PARTS = 20
@@ -81,7 +80,7 @@ def study(
     settings: Settings | None = None,
     reward: str | None = None,
     task_settings: Mapping[str, Any] | None = None,
-    controls: bool = True,
+    controls: bool = False,
     device: str = "auto",
     warm_starts: Path | str | None = None,
     say: Say = print,
@@ -173,7 +172,7 @@ def _stack(start: Start, settings: Settings, device: str, recorded: set[int], re
 
 def _cell(task: str, replica: Replica) -> Cell:
     arm = replica.arm
-    return Cell(arm.label, replica.seed, task, arm.learning_rate, arm.source, arm.control)
+    return Cell(arm.label, replica.seed, task, arm.learning_rate, arm.source, arm.control, arm.placebo)
 
 
 def _finished(run: RunFolder) -> bool:
@@ -229,6 +228,24 @@ def write_run(
     entry = {"when": "after", "task": cell.task, "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
     run.write_scores([{**entry, "scores": found, "solved": [list(counts) for counts in solved]}])
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})
+
+
+def export(study: Path, arm: str, seed: int, target: Path) -> str:
+    """Copy the adapter of a run to a new folder; return the name of its base model. At several learning rates, the one
+    with the largest area is taken."""
+    runs = [r for r in load_study(study) if r.arm == arm and r.seed == seed]
+    if not runs:
+        arms = dict.fromkeys(r.arm for r in load_study(study))
+        what = f"{study} has no finished run of {arm} with seed {seed}."
+        raise ConfigError(Problem(what, remedy=f"Its arms are: {', '.join(arms)}."))
+    best = max(runs, key=lambda r: r.scores["area"])
+    source = Path(str(best.folder)) / ADAPTER
+    if not source.is_dir():
+        raise ConfigError(Problem(f"{best.folder} has no adapter.", remedy="Only runs with --model have one."))
+    if target.exists():
+        raise ConfigError(Problem(f"{target} exists.", remedy="Name a new folder."))
+    shutil.copytree(source, target)
+    return str(RunFolder(str(best.folder)).run()["warm_start"]["model"])
 
 
 def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, float]:

@@ -2,16 +2,18 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, variance
 
 from dew.compare import Difference, Result, corrected, paired, read_result, verdicts
 from dew.compare.grid import read_grid
 from dew.compare.results import main_scores, run_folders
+from dew.compare.statistics import seeds_needed
 from dew.compare.verdicts import difference_table, markdown_table, table_note
 from dew.errors import ConfigError, Problem, unknown
 from dew.run.folder import RunFolder
+from dew.run.records import Json
 
-COMPARE = ("baseline", "best", "control")
+COMPARE = ("baseline", "best", "control", "placebo")
 OTHERS = ("entropy", "length", "flipped")
 """Scores that are shown without differences."""
 
@@ -51,7 +53,8 @@ def pairs(results: Sequence[Result], task: str, compare: str) -> list[tuple[str,
 
     baseline   every arm with the baseline at the same learning rate, or at the baseline's best if it has no such runs
     best       every arm at its best learning rate, the one with the largest mean area, with the baseline at its best
-    control    every arm that weights tokens with its control, at the same learning rate
+    control    every arm that weights tokens with the same rule without weights, at the same learning rate
+    placebo    every arm that weights tokens with the same weights on permuted tokens, at the same learning rate
     """
     if compare not in COMPARE:
         raise ConfigError(unknown(f"compare={compare!r} is not known.", compare, COMPARE))
@@ -62,8 +65,8 @@ def pairs(results: Sequence[Result], task: str, compare: str) -> list[tuple[str,
         best[runs[0].arm] = name
     found = []
     for name, (run, *_) in points.items():
-        if compare == "control":
-            other = at.get((str(run.control), run.learning_rate))
+        if compare in ("control", "placebo"):
+            other = at.get((str(getattr(run, compare)), run.learning_rate))
         elif run.arm == baseline or (compare == "best" and best[run.arm] != name):
             other = None
         else:
@@ -101,7 +104,8 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     compared = {
         "baseline": "",
         "best": "Each arm at its best learning rate:\n\n",
-        "control": "The weighting alone:\n\n",
+        "control": "Against the same rule without weights:\n\n",
+        "placebo": "Against the same weights on permuted tokens:\n\n",
     }
     for compare, heading in compared.items():
         found = [d for score in scores for d in differences(results, task, score, compare)]
@@ -112,4 +116,29 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     compare = "best" if several_rates else "baseline"
     judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
     nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
-    yield "\n\n".join([table_note(judged).strip(), *verdicts(judged)] if judged else [nothing])
+    yield "\n\n".join([table_note(judged).strip(), *verdicts(judged), *_noise(results, task)] if judged else [nothing])
+
+
+def _noise(results: Sequence[Result], task: str) -> Iterator[str]:
+    """Where the noise of pass@1 comes from, and how many seeds it takes to see 0.01."""
+    found = [d for d in differences(results, task, "pass@1") if d.pairs > 1] if "pass@1" in results[0].scores else []
+    sampled = [x for r in results if r.task == task and (x := _sampling_variance(r)) is not None]
+    if not found or not sampled:
+        return
+    total = fmean(variance(d.by_pair) for d in found) ** 0.5
+    sampling = (2 * fmean(sampled)) ** 0.5
+    yield (
+        f"Noise: over seeds, differences in pass@1 have a standard deviation of {total:.4f}; the sampling of the "
+        f"evaluation alone gives {sampling:.4f}. A difference of 0.01 needs about {seeds_needed(total)} seeds for a "
+        "power of 80%."
+    )
+
+
+def _sampling_variance(result: Result) -> float | None:
+    """The variance of a run's pass@1 from the sampling of its answers, by the counts of each problem."""
+    entry: Json = next((x for x in RunFolder(str(result.folder)).scores() if x.get("solved")), {})
+    k, evaluations = entry.get("k", 1), entry.get("solved") or []
+    if k < 2 or not evaluations:
+        return None
+    each = [sum(c / k * (1 - c / k) / (k - 1) for c in solved) / len(solved) ** 2 for solved in evaluations]
+    return fmean(each) / len(each)

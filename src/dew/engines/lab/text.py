@@ -4,7 +4,6 @@ Problems are numbers: those of the training split, then those held out. A policy
 """
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -17,7 +16,6 @@ from dew.engines.lab.tasks import Problems
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, load_reward, reward, verifier
 from dew.rewards.calls import call_reward, reward_name
-from dew.rewards.process import cores
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import VERIFIERS
 from dew.tasks import Row, task
@@ -68,26 +66,25 @@ class TextTask:
     def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
         lengths = answers.mask.sum(-1).flatten().tolist()
         ids = [row[:n] for row, n in zip(answers.tokens.flatten(0, 1).tolist(), lengths, strict=True)]
-        texts = self.base.tokenizer.batch_decode(ids, skip_special_tokens=True)
         rows = [self.rows[i] for i in facts.flatten().tolist()]
-        return torch.tensor(self._scored(texts, rows), device=facts.device).view(facts.shape[:2])
+        return torch.tensor(self._scored(self._texts(ids), rows), device=facts.device).view(facts.shape[:2])
+
+    def _texts(self, ids: list[list[int]]) -> list[str]:
+        tokenizer = self.base.tokenizer
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if fast is None or tokenizer.clean_up_tokenization_spaces:
+            return list(tokenizer.batch_decode(ids, skip_special_tokens=True))
+        return list(fast.decode_batch(ids, skip_special_tokens=True))  # the same, on all cores
 
     def _scored(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-        """In threads: what takes long happens in processes of their own."""
-        if not isinstance(self.judge, Verifier):
-            columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-            prompts = [row["prompt"] for row in rows]
-            chats = [
-                [{"role": "assistant", "content": x}] if isinstance(p, list) else x
-                for x, p in zip(texts, prompts, strict=True)
-            ]
-            found = call_reward(reward_name(self.judge), self.judge, chats, prompts=prompts, **columns)
-            return [0.0 if x is None else float(x) for x in found]
-        size = max(1, len(texts) // (4 * cores()))
-        parts = [(texts[i : i + size], rows[i : i + size]) for i in range(0, len(texts), size)]
-        with ThreadPoolExecutor(cores()) as pool:
-            verdicts = pool.map(lambda part: self.judge.verdicts(*part), parts)
-            return [verdict.reward for part in verdicts for verdict in part]
+        if isinstance(self.judge, Verifier):
+            return [verdict.reward for verdict in self.judge.verdicts(texts, rows)]
+        prompts = [row["prompt"] for row in rows]
+        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
+        both = zip(texts, prompts, strict=True)
+        chats = [[{"role": "assistant", "content": x}] if isinstance(p, list) else x for x, p in both]
+        found = call_reward(reward_name(self.judge), self.judge, chats, prompts=prompts, **columns)
+        return [0.0 if x is None else float(x) for x in found]
 
     def symbols(self, tokens: Sequence[int]) -> list[str]:
         return [self.base.tokenizer.decode([token]) for token in tokens]

@@ -163,6 +163,7 @@ class TinyPolicies:
     """R policies that start from the same parameters and train with learning rates of their own."""
 
     noise = ()
+    refills = False
 
     def __init__(self, start: Parameters, rates: Tensor) -> None:
         self.parameters = {n: p.to(rates.device).repeat(len(rates), 1, 1).requires_grad_() for n, p in start.items()}
