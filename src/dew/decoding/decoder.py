@@ -270,9 +270,10 @@ class Decoder:
         """Rows of the buffers for so many: few sizes to capture; if they are kept, each a fifth smaller than another."""
         if not self.keep:
             return _capacity(rows)
-        self._most = max(self._most, rows)
-        shrunk = int(math.log(rows / self._most, 0.8) + 1e-9)
-        return round_up(math.ceil(self._most * 0.8**shrunk), 32)
+        size = self._most = max(self._most, rows)
+        while (smaller := int(size * 0.8)) >= rows:
+            size = smaller
+        return size
 
     def affordable(self, slots: int) -> int:
         """Rows whose keys and values fit into the free memory, rounded down to a capacity."""

@@ -185,7 +185,7 @@ class Base:
         slots = settings.max_new_tokens + PROMPT
         cache = settings.answers * slots * 2 * config.num_hidden_layers * heads * width * size
         token = config.num_hidden_layers * (8 * config.hidden_size + 4 * config.intermediate_size) * size
-        return adapter * (18.0 + 4) + cache, 1.2 * settings.pass_tokens * token
+        return adapter * (18.0 + 4) + cache, 1.0 * settings.pass_tokens * token
 
 
 def load_base(name: str, device: str, dtype: torch.dtype | None = None) -> Base:

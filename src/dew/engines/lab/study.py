@@ -38,7 +38,7 @@ from dew.memory import free_memory
 from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, Json
 
-MEMORY_SHARE = 0.7
+MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
 STACK_SECONDS = 600.0
 """Longer stacks are split, so that little is lost when a study is interrupted."""
