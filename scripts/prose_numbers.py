@@ -1,0 +1,252 @@
+"""Check the numbers in the prose of the evidence pages against committed files.
+
+    python scripts/prose_numbers.py            list what is wrong or has no source
+    python scripts/prose_numbers.py --write    correct the numbers
+
+A paragraph or list item with a decimal number or a percentage has a comment that computes its numbers in order, with
+the functions below; a difference gives its value and half the width of its interval:
+
+    GTPO is ahead by 0.020 ± 0.007. <!-- = diff("confirm-dew", "countdown-6", "gtpo") -->
+
+Numbers are compared as they are written, with sign and digits. Left alone are code, tables (made and compared by other
+scripts and tests), versions, sizes of models, `95%`, and settings written like `β = 0.1`.
+"""
+
+import csv
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache, partial
+from pathlib import Path
+from statistics import fmean
+from types import ModuleType
+from typing import Any
+
+from dew.compare import Difference, Interval, paired
+from dew.compare.statistics import holm, pass_at_k
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("study", "results", "preferences"))]
+PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
+NUMBER = re.compile(r"(?<![\w.,:/@])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
+IGNORED = re.compile(
+    r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|\d+(\.\d+){2,}\S*|\d+(\.\d+)? ?[BM]\b|95 ?%|(α₁|α₂|α|β|p|λ) ?[=<>≥] ?[\d.]+"
+    r"|(torch|transformers|[Tt][Rr][Ll]|vLLM|verl|triton|Python|Ray|Liger|[Vv]ersion|TRL|dew|math-verify) \d[\d.]*",
+    re.DOTALL,
+)
+
+
+def load(path: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+study = load("scripts/study_tables.py")
+
+
+# ── the small policies: docs/results/study ──────────────────────────────────────────────────────────────────
+
+
+def runs_of(step: str, task: str, arm: str, rate: float | None = None) -> dict[int, Any]:
+    arm = {"control": study.CONTROL, "first": study.FIRST}.get(arm, arm)
+    return {r.seed: r for r in study.arm_of(study.read(step), task, arm) if rate in (None, r.learning_rate)}
+
+
+def half(found: Any) -> float:
+    return found.high - found.value
+
+
+def setting(value: float) -> float:
+    """A number that was chosen, not measured."""
+    return value
+
+
+def mean(step: str, task: str, arm: str, score: str = "area", rate: float | None = None) -> float:
+    return fmean(r.scores[score] for r in runs_of(step, task, arm, rate).values())
+
+
+def diff(
+    step: str, task: str, arm: str, score: str = "area", base: str = "dapo", rate: float | None = None
+) -> Difference:
+    """Of two arms of a step of the study, paired by seed."""
+    both = ({s: r.scores[score] for s, r in runs_of(step, task, name, rate).items()} for name in (arm, base))
+    found = paired(*both, arm=arm, baseline=base, score=score)
+    assert found
+    return found
+
+
+def pooled(task: str, arm: str, score: str = "area") -> Interval:
+    """A rule minus DAPO over all seeds at DAPO's rate."""
+    return study.pooled(task, arm, score)[1]
+
+
+def holm_tasks(step: str, arm: str, base: str, task: str, score: str = "area") -> float:
+    """The p-value on a task after Holm's correction over all tasks."""
+    tasks = study.tasks_of(study.read(step))
+    return dict(zip(tasks, holm([diff(step, t, arm, score, base).p for t in tasks]), strict=True))[task]
+
+
+# ── real models, preference pairs, the quickstart's task ────────────────────────────────────────────────────
+
+
+@cache
+def stored(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def real(arm: str, base: str = "dapo", score: str = "gsm8k pass@1", size: str = "") -> Difference:
+    """From the counts of correct answers; score: `area`, or the set and pass@k."""
+    content, script = stored(f"real-model-seeds/counts{size}.json"), load("examples/real_model_seeds.py")
+    arm, base = ({"control": study.CONTROL}.get(name, name) for name in (arm, base))
+    task, _, k = score.partition(" pass@")
+    return script._difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
+
+
+def real_mean(arm: str, task: str = "gsm8k", k: int = 1, size: str = "") -> float:
+    content = stored(f"real-model-seeds/counts{size}.json")
+    of_arm = [run["sets"][task]["correct"] for run in content["runs"] if run["arm"] == arm]
+    return fmean(pass_at_k(content["settings"]["k"], c, k) for correct in of_arm for c in correct)
+
+
+def seeds_needed(difference: float, deviation: float, power: float = 0.8) -> int:
+    """Pairs of runs with which a paired t-test at 0.05 finds a difference with this probability."""
+    from scipy.stats import nct, t
+
+    for n in range(2, 10_000):
+        limit, shift = t.ppf(0.975, n - 1), difference / deviation * n**0.5
+        if nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift) >= power:
+            return n
+    raise ValueError("more than 10,000 seeds")
+
+
+def lora(row: str, score: str) -> list[float]:
+    """The summary of 20 paired seeds that a prototype printed."""
+    return stored("lora-20-seeds.json")["table"][row][score]
+
+
+@cache
+def gsm8k(task: str, one: str, other: str = "", k: int = 1) -> Difference | float:
+    """The first real-model runs: pass@k of one, or a difference paired by problem."""
+    rows = list(csv.DictReader((RESULTS / "gsm8k-0.5b" / f"{task}.csv").open()))
+    values = {name: {i: pass_at_k(8, int(r[name]), k) for i, r in enumerate(rows)} for name in (one, other) if name}
+    if not other:
+        return fmean(values[one].values())
+    found = paired(values[one], values[other], arm=one, baseline=other, score=f"pass@{k}", unit="problems")
+    assert found
+    return found
+
+
+def dpo(parts: str, arm: str = "0.25", base: str = "0.0", k: int = 1) -> Difference:
+    """Weighted minus plain DPO (`arm`: its α, or `shuffled`), paired by seed, over one or several parts."""
+    both = dpo_scores(parts, arm, k), dpo_scores(parts, base, k)
+    found = paired(*both, arm=arm, baseline=base, score=f"pass@{k}")
+    assert found
+    return found
+
+
+def dpo_scores(parts: str, arm: str, k: int = 1) -> dict[Any, float]:
+    found = {}
+    for part in parts.split(" + "):
+        runs = stored("preferences.json")[part]
+        n = (stored("preferences.json")["setup"] if isinstance(runs, list) else runs["setup"])["evaluation"]["k"]
+        for run in runs if isinstance(runs, list) else runs["runs"]:
+            if arm == ("shuffled" if run.get("shuffled") else str(run["alpha"])):
+                found[part, run["seed"]] = fmean(pass_at_k(n, c, k) for c in run["correct"])
+    return found
+
+
+# ── benchmarks: the tables of their own pages ───────────────────────────────────────────────────────────────
+
+
+def cell(page: Path, row: str, column: str, table: int = 1, of: str = "") -> float:
+    """A number in the tables of a page (or of the benchmark's page `of`): the last match of `row` at the beginning of
+    the n-th table's rows."""
+    text = (ROOT / "benchmarks" / "results" / f"{of}.md" if of else page).read_text()
+    lines = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)[table - 1].splitlines()
+    head, *rows = ([c.strip() for c in line.strip("|").split("|")] for line in (lines[0], *lines[2:]))
+    (found,) = (cells for cells in rows if " | ".join(cells).startswith(row + " |"))
+    value = re.match(r"[+−-]?[\d,.]+", found[head.index(column)])
+    assert value, found
+    return float(value.group().replace(",", "").replace("−", "-"))
+
+
+# ── pages ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def blocks(text: str) -> Iterator[tuple[int, int]]:
+    """Start and end of the paragraphs and list items of a page that are not code, tables or headings."""
+    fenced, start, place, after_blank = False, None, 0, True
+    for line in [*text.splitlines(keepends=True), "\n"]:
+        fence = line.startswith("```")
+        skipped = fenced or fence or bool(re.match(r"\||#|<!-- [^=]", line)) or (after_blank and line.startswith("    "))
+        if start is not None and (skipped or not line.strip() or re.match(r"\s*([-*]|\d+\.) ", line)):
+            yield start, place
+            start = None
+        if start is None and line.strip() and not skipped:
+            start = place
+        after_blank = not line.strip() or (after_blank and skipped and not fence)
+        fenced ^= fence
+        place += len(line)
+
+
+def problems(page: Path, text: str) -> Iterator[tuple[tuple[int, int], str, str]]:
+    """Numbers of a page that are not what its comments compute: place, written, computed."""
+    names = {**globals(), "cell": partial(cell, page)}
+    for start, end in blocks(text):
+        block = text[start:end]
+        masked = IGNORED.sub(lambda found: " " * len(found.group()), block)
+        written = [(found.span(), found.group()) for found in NUMBER.finditer(masked)]
+        sources = re.findall(r"<!-- = (.*?) -->", block, flags=re.DOTALL)
+        values = list(flat(eval(f"[{', '.join(sources)}]", names)))
+        if len(written) != len(values):
+            where = f"{len(written)} numbers, {len(values)} sources"
+            yield (start, start), " ".join(block.split())[:100], f"{where}: {[w for _, w in written]}"
+            continue
+        for ((a, b), number), value in zip(written, values, strict=True):
+            if number != (right := shown(value, number)):
+                yield (start + a, start + b), number, right
+
+
+def flat(values: Any) -> Iterator[float]:
+    for value in values:
+        if isinstance(value, Difference | Interval):
+            yield from (value.value, value.high - value.value)
+        elif isinstance(value, list | tuple):
+            yield from flat(value)
+        else:
+            yield value
+
+
+def shown(value: float, like: str) -> str:
+    """With the sign and the digits of a number as it is written."""
+    percent = re.search(r" ?%$", like)
+    digits = len(like.rstrip(" %").partition(".")[2])
+    text = f"{value * (100 if percent else 1):{'+' if like[0] in '+−-' else ''},.{digits}f}"
+    text = text if "," in like else text.replace(",", "")
+    return text.replace("-", "−" if "−" in like else "-") + (percent.group() if percent else "")
+
+
+def main() -> None:
+    wrong = 0
+    for page in PAGES:
+        text = page.read_text()
+        found = list(problems(page, text))
+        for (start, end), _, right in reversed(found):
+            if "--write" in sys.argv and start != end:
+                text = text[:start] + right + text[end:]
+            else:
+                wrong += 1
+        for (start, _), written, right in found:
+            print(f"{page.relative_to(ROOT)}:{text[:start].count(chr(10)) + 1}: {written} -> {right}")
+        page.write_text(text)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
