@@ -264,7 +264,7 @@ def figure() -> str:
     """Differences from DAPO in area and pass@1 with their intervals, a row per task and arm."""
     runs = read("confirm-dew")
     colours = {"gtpo": "#2864dc", FIRST: "#888888", "dew": "#d75f00"}
-    panels = {"area": ("mean accuracy during training", 380), "pass@1": ("pass@1 after training", 680)}
+    panels = {"area": ("mean accuracy during training", 380), "pass@1": ("pass@1 after training", 720)}
     rows = {
         (t, by_point(runs, t)[d.arm][0].arm): i
         for i, (t, d) in enumerate((t, d) for t in tasks_of(runs) for d in differences(runs, t))
@@ -272,7 +272,7 @@ def figure() -> str:
     height, scale, top = 22, 2600, 64
     below = top + height * len(rows)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="860" height="{below + 40}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="930" height="{below + 40}" '
         'font-family="sans-serif" font-size="13">',
         '<rect width="100%" height="100%" fill="white"/>',
         '<text x="16" y="24" font-size="15">Differences from DAPO (32 seeds, unadjusted 95% intervals)</text>',
@@ -294,7 +294,7 @@ def figure() -> str:
                 parts += [
                     f'<line {line} stroke-width="3"/>',
                     f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colours[arm]}"/>',
-                    f'<text x="{zero + 160}" y="{y + 4}" text-anchor="end">{d.value:+.3f}</text>',
+                    f'<text x="{zero + 200}" y="{y + 4}" text-anchor="end">{d.value:+.3f}</text>',
                 ]
         parts += [
             f'<text x="{zero + scale * tick:.0f}" y="{below + 18}" text-anchor="middle" fill="#444">{tick:+.2f}</text>'

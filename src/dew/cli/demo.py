@@ -111,8 +111,8 @@ def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
 
     lines = []
     for one in measured:
-        found = next(d for d in compare_runs([Result(**run) for run in one["runs"]], BASELINE) if d.score == "area")
-        if found.pairs > 1:  # the file also holds the quickstart's own seed
-            ahead = f"{RULE} ahead in {sum(x > 0 for x in found.by_pair)} of {found.pairs}"
-            lines.append(f"{one['what']}: {signed(found)} in {title(found.score)}, {ahead}.")
+        found = [d for d in compare_runs([Result(**run) for run in one["runs"]], BASELINE) if d.pairs > 1]
+        counts = [f"(ahead in {sum(x > 0 for x in d.by_pair)} of {d.pairs})" for d in found]
+        texts = [f"{signed(d)} in {title(d.score)} {count}" for d, count in zip(found, counts, strict=True)]
+        lines += [f"{one['what']}, {RULE} − {BASELINE}: {', '.join(texts)}."] if texts else []
     return lines

@@ -1,15 +1,16 @@
-"""Check the numbers in the prose of the evidence pages against committed files.
+"""Check the numbers on the evidence pages against committed files.
 
-    python scripts/prose_numbers.py            list what is wrong or has no source
-    python scripts/prose_numbers.py --write    correct the numbers
+    python scripts/page_numbers.py            list what is wrong or has no source
+    python scripts/page_numbers.py --write    correct the numbers, and write the tables of `tables`
 
 A paragraph or list item with a decimal number or a percentage has a comment that computes its numbers in order, with
 the functions below; a difference gives its value and half the width of its interval:
 
     GTPO is ahead by 0.020 ± 0.007. <!-- = diff("confirm-dew", "countdown-6", "gtpo") -->
+    These are 5,128 runs. <!-- check: number_of_runs() == 5128 -->
 
-Numbers are compared as they are written, with sign and digits. Left alone are code, tables (made and compared by other
-scripts and tests), versions, sizes of models, `95%`, and settings written like `β = 0.1`.
+Numbers are compared as they are written, with sign and digits. Left alone are code, tables (of benchmarks they are the
+record; the others are made by this and other scripts), versions, sizes of models, `95%`, and settings like `β = 0.1`.
 """
 
 import csv
@@ -17,15 +18,16 @@ import importlib.util
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
 
 from dew.compare import Difference, Interval, paired
 from dew.compare.statistics import holm, pass_at_k
+from dew.compare.verdicts import markdown_table, signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -86,6 +88,10 @@ def pooled(task: str, arm: str, score: str = "area") -> Interval:
     return study.pooled(task, arm, score)[1]
 
 
+def number_of_runs() -> int:
+    return sum(len(study.read(path.name.removesuffix(".tar.gz"))) for path in study.RESULTS.glob("*.tar.gz"))
+
+
 def holm_tasks(step: str, arm: str, base: str, task: str, score: str = "area") -> float:
     """The p-value on a task after Holm's correction over all tasks."""
     tasks = study.tasks_of(study.read(step))
@@ -114,18 +120,19 @@ def real_mean(arm: str, task: str = "gsm8k", k: int = 1, size: str = "") -> floa
     return fmean(pass_at_k(content["settings"]["k"], c, k) for correct in of_arm for c in correct)
 
 
-def seeds_needed(difference: float, deviation: float, power: float = 0.8) -> int:
-    """Pairs of runs with which a paired t-test at 0.05 finds a difference with this probability."""
+def seeds_needed(difference: float, like: Difference, power: float = 0.8) -> int:
+    """Pairs of runs with which a paired t-test at 0.05 finds a difference with this probability, if pairs spread like
+    these."""
     from scipy.stats import nct, t
 
     for n in range(2, 10_000):
-        limit, shift = t.ppf(0.975, n - 1), difference / deviation * n**0.5
+        limit, shift = t.ppf(0.975, n - 1), difference / stdev(like.by_pair) * n**0.5
         if nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift) >= power:
             return n
     raise ValueError("more than 10,000 seeds")
 
 
-def lora(row: str, score: str) -> list[float]:
+def lora(row: str, score: int) -> list[float]:
     """The summary of 20 paired seeds that a prototype printed."""
     return stored("lora-20-seeds.json")["table"][row][score]
 
@@ -150,6 +157,10 @@ def dpo(parts: str, arm: str = "0.25", base: str = "0.0", k: int = 1) -> Differe
     return found
 
 
+def mean_of(scores: dict[Any, float]) -> float:
+    return fmean(scores.values())
+
+
 def dpo_scores(parts: str, arm: str, k: int = 1) -> dict[Any, float]:
     found = {}
     for part in parts.split(" + "):
@@ -161,19 +172,94 @@ def dpo_scores(parts: str, arm: str, k: int = 1) -> dict[Any, float]:
     return found
 
 
+def dpo_cut_off(alpha: float) -> list[float]:
+    """The share of answers at the token limit, by seed."""
+    return [run["truncated"] for run in stored("preferences.json")["gsm8k"]["runs"] if run["alpha"] == alpha]
+
+
+# ── tables of docs/results.md and docs/preferences.md ───────────────────────────────────────────────────────
+
+
+def tables() -> dict[str, str]:
+    return {"lora": lora_table(), "first-run": first_run_table(), "dpo": dpo_table()}
+
+
+def lora_table() -> str:
+    content, rows = stored("lora-20-seeds.json"), []
+    for name, row in content["table"].items():
+        rows.append([name, *(f"{x[0]:+.3f} ± {x[1]:.3f}" if len(x) > 1 else f"{x[0]:.3f}" for x in row)])
+    return markdown_table(["20 seeds", *content["scores"]], rows)
+
+
+def first_run_table() -> str:
+    columns = [(task, k) for task in ("gsm8k", "math500") for k in (1, 8)]
+    head = [x for task, k in columns for x in (f"{task} pass@{k}", "− dapo")]
+    rows = []
+    for arm in ("start", "dapo", "gtpo", "grpo_s", "grpo"):
+        cells = [arm]
+        for task, k in columns:
+            if (task, arm) == ("math500", "grpo_s"):  # was not evaluated
+                cells += ["", ""]
+            else:
+                difference = "" if arm in ("start", "dapo") else signed(gsm8k(task, arm, "dapo", k))
+                cells += [f"{gsm8k(task, arm, k=k):.3f}", difference]
+        rows.append(cells)
+    return markdown_table(["arm", *head], rows)
+
+
+def dpo_table() -> str:
+    small = "beta 0.1, first + beta 0.1, second + beta 0.1, sweep"
+    parts = {
+        "`tiny6`, β = 1, tuned for plain DPO": ("confirm", "0.25", 16),
+        "`tiny6`, β = 0.1, all runs": (small, "0.25", 16),
+        "the same, weights on random tokens": ("beta 0.1, second", "shuffled", 16),
+        **{f"`tiny6`, sweep, β = {b}": (f"beta {b}, sweep", "0.25", 16) for b in ("0.03", "0.1", "0.3", "1", "3")},
+        "Qwen2.5-Coder-0.5B-Instruct, β = 0.1": ("gsm8k", "0.25", 8),
+    }
+    rows = []
+    for name, (part, arm, k) in parts.items():
+        d = dpo(part, arm)
+        means = [f"{mean_of(dpo_scores(part, x)):.3f}" for x in ("0.0", arm)]
+        ahead = f"{sum(x > 0 for x in d.by_pair)} of {d.pairs}"
+        rows.append([name, *means, signed(d), ahead, signed(dpo(part, arm, k=k))])
+    head = ["model, β", "DPO, pass@1", "weighted", "difference", "seeds ahead", "in pass@16 (GSM8K: pass@8)"]
+    return markdown_table(head, rows)
+
+
 # ── benchmarks: the tables of their own pages ───────────────────────────────────────────────────────────────
 
 
-def cell(page: Path, row: str, column: str, table: int = 1, of: str = "") -> float:
-    """A number in the tables of a page (or of the benchmark's page `of`): the last match of `row` at the beginning of
-    the n-th table's rows."""
+def cell(page: Path, row: str, name: str, table: int = 1, of: str = "", column: int | None = None) -> float:
+    """A number in the n-th table of a page (or of the benchmark's page `of`), by the beginning of its row and the name
+    or the place of its column."""
     text = (ROOT / "benchmarks" / "results" / f"{of}.md" if of else page).read_text()
     lines = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)[table - 1].splitlines()
-    head, *rows = ([c.strip() for c in line.strip("|").split("|")] for line in (lines[0], *lines[2:]))
+    head, *rows = ([c.strip() for c in line[1:].split("|")] for line in (lines[0], *lines[2:]))
     (found,) = (cells for cells in rows if " | ".join(cells).startswith(row + " |"))
-    value = re.match(r"[+−-]?[\d,.]+", found[head.index(column)])
+    value = re.match(r"[+−-]?[\d,.]+", found[head.index(name) if column is None else column])
     assert value, found
     return float(value.group().replace(",", "").replace("−", "-"))
+
+
+def kernels(low_memory: bool = False) -> list[float]:
+    """Smallest and largest over three shapes: forward, both passes, GB kept, both passes with four products, each
+    relative to the fastest peer; and the forward pass without the Hopper kernel relative to that with it."""
+    at = partial(cell, ROOT, of="kernels-h200")
+    all_logits = [] if low_memory else ["TRL full logits"]
+    peers = [*all_logits, "TRL chunked", "verl Triton", "Liger SM90, split 1", "Liger SM90, split 2"]
+
+    def spread(value: Callable[[int], float]) -> list[float]:
+        return [f(value(shape) for shape in (1, 2, 3)) for f in (min, max)]
+
+    def relative(row: str, name: str) -> list[float]:
+        return spread(lambda shape: at(row, name, shape) / min(at(peer, name, shape) for peer in peers))
+
+    four = relative("dew, four products", "f+b ms")
+    if low_memory:
+        return four
+    kept = spread(lambda shape: at("dew", "MB", shape, column=4) / 1000)
+    removed = [f(at(row, "ratio", 4) for row in ("SmolLM2", "7B", "32B")) for f in (min, max)]
+    return [*relative("dew", "fwd ms"), *relative("dew", "f+b ms"), *kept, *four, *removed]
 
 
 # ── pages ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +270,8 @@ def blocks(text: str) -> Iterator[tuple[int, int]]:
     fenced, start, place, after_blank = False, None, 0, True
     for line in [*text.splitlines(keepends=True), "\n"]:
         fence = line.startswith("```")
-        skipped = fenced or fence or bool(re.match(r"\||#|<!-- [^=]", line)) or (after_blank and line.startswith("    "))
+        code = fenced or fence or (after_blank and line.startswith("    "))
+        skipped = code or bool(re.match(r"\||#|<!-- (?!=|check:)", line))
         if start is not None and (skipped or not line.strip() or re.match(r"\s*([-*]|\d+\.) ", line)):
             yield start, place
             start = None
@@ -204,6 +291,9 @@ def problems(page: Path, text: str) -> Iterator[tuple[tuple[int, int], str, str]
         written = [(found.span(), found.group()) for found in NUMBER.finditer(masked)]
         sources = re.findall(r"<!-- = (.*?) -->", block, flags=re.DOTALL)
         values = list(flat(eval(f"[{', '.join(sources)}]", names)))
+        for check in re.findall(r"<!-- check: (.*?) -->", block, flags=re.DOTALL):
+            if not eval(check, names):
+                yield (start, start), check, "false"
         if len(written) != len(values):
             where = f"{len(written)} numbers, {len(values)} sources"
             yield (start, start), " ".join(block.split())[:100], f"{where}: {[w for _, w in written]}"
@@ -232,19 +322,28 @@ def shown(value: float, like: str) -> str:
     return text.replace("-", "−" if "−" in like else "-") + (percent.group() if percent else "")
 
 
+def with_tables(text: str) -> str:
+    for name, table in tables().items():
+        new = f"<!-- {name} -->\n\n{table}\n<!-- end -->"
+        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
+    return text
+
+
 def main() -> None:
-    wrong = 0
+    write, wrong = "--write" in sys.argv, 0
     for page in PAGES:
         text = page.read_text()
-        found = list(problems(page, text))
+        new = with_tables(text) if write else text
+        found = list(problems(page, new))
+        for (start, _), written, right in found:
+            print(f"{page.relative_to(ROOT)}:{new[:start].count(chr(10)) + 1}: {written} -> {right}")
         for (start, end), _, right in reversed(found):
-            if "--write" in sys.argv and start != end:
-                text = text[:start] + right + text[end:]
+            if write and start != end:
+                new = new[:start] + right + new[end:]
             else:
                 wrong += 1
-        for (start, _), written, right in found:
-            print(f"{page.relative_to(ROOT)}:{text[:start].count(chr(10)) + 1}: {written} -> {right}")
-        page.write_text(text)
+        if new != text:
+            page.write_text(new)
     sys.exit(bool(wrong))
 
 
