@@ -33,10 +33,10 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("study", "results", "preferences"))]
 PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
-NUMBER = re.compile(r"(?<![\w.,:/@])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
+NUMBER = re.compile(r"(?<![\w.,:/@-])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
 IGNORED = re.compile(
-    r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|\d+(\.\d+){2,}\S*|\d+(\.\d+)? ?[BM]\b|95 ?%|(α₁|α₂|α|β|p|λ) ?[=<>≥] ?[\d.]+"
-    r"|(torch|transformers|[Tt][Rr][Ll]|vLLM|verl|triton|Python|Ray|Liger|[Vv]ersion|TRL|dew|math-verify) \d[\d.]*",
+    r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|\d+(?:\.\d+){2,}\S*|\d+(?:\.\d+)? ?[BM]\b|95 ?%|(?:α₁|α₂|α|β|p) ?[=<>] ?[\d.]+"
+    r"|(?:torch|transformers|TRL|trl|vLLM|verl|[Tt]riton|Liger|Ray|Python(?: \d\.\d+ to)?|[Vv]ersion|math-verify) \d[\d.]*",
     re.DOTALL,
 )
 

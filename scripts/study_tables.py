@@ -119,13 +119,15 @@ def pooled(task: str, arm: str, score: str) -> tuple[int, Interval]:
 
 def pooled_table() -> str:
     """All seeds at DAPO's rate."""
-    scores = {"area": "mean accuracy in training", "pass@1": "pass@1 after", "pass@16": "pass@16 after"}
-    lines = [f"| rule − DAPO | task | seeds | {' | '.join(scores.values())} |", "|---" * 6 + "|"]
-    for arm in POOLED:
-        for task in TASKS:
-            found = [pooled(task, arm, score) for score in scores]
-            cells = [f"{d.value:+.3f} ± {d.high - d.value:.3f}" for _, d in found]
-            lines.append(f"| `{arm}` | {task} | {found[0][0]} | {' | '.join(cells)} |")
+    columns = [(arm, score) for arm in POOLED for score in ("area", "pass@1", "pass@16")]
+    head = [f"{arm} {'seeds, area' if score == 'area' else score}" for arm, score in columns]
+    lines = [f"| − DAPO | {' | '.join(head)} |", "|---" * (1 + len(columns)) + "|"]
+    for task in TASKS:
+        cells = []
+        for arm, score in columns:
+            seeds, d = pooled(task, arm, score)
+            cells.append(f"{f'{seeds}: ' if score == 'area' else ''}{d.value:+.3f} ± {d.high - d.value:.3f}")
+        lines.append(f"| {task} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
