@@ -19,6 +19,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 from math import ceil, log2
 from pathlib import Path
 from statistics import fmean
@@ -126,7 +127,8 @@ def _task_settings(settings: Json, name: str) -> Json:
 
 
 def count(settings: Json, out: Path, cell: Cell) -> Json:
-    """The entry of a run in counts.json: counts of correct answers to every problem of every set, and curves."""
+    """The entry of a run in counts.json: when its first and last files were written, counts of correct answers to every
+    problem of every set, and curves."""
     home, sets = out / cell.home, {}
     for name in settings["sets"]:
         scores = Scores.read(_kept(home, name))
@@ -135,7 +137,9 @@ def count(settings: Json, out: Path, cell: Cell) -> Json:
             "cut_off": scores.truncated_share,
             "tokens": fmean(answer.tokens for problem in scores.problems for answer in problem.answers),
         }
-    entry = {"arm": cell.arm, "seed": cell.seed, "sets": sets}
+    written = sorted(path.stat().st_mtime for path in home.rglob("*") if path.is_file())
+    began, ended = (datetime.fromtimestamp(x, UTC).isoformat(timespec="seconds") for x in (written[0], written[-1]))
+    entry = {"arm": cell.arm, "seed": cell.seed, "began": began, "ended": ended, "sets": sets}
     if cell.arm != START:
         metrics = RunFolder(home).metrics()
         entry["curves"] = {

@@ -36,7 +36,7 @@ PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 NUMBER = re.compile(r"(?<![\w.,:/@-])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
 IGNORED = re.compile(
     r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|\d+(?:\.\d+){2,}\S*|\d+(?:\.\d+)? ?[BM]\b|95 ?%|(?:α₁|α₂|α|β|p) ?[=<>] ?[\d.]+"
-    r"|(?:torch|transformers|TRL|trl|vLLM|verl|[Tt]riton|Liger|Ray|Python(?: \d\.\d+ to)?|[Vv]ersion|math-verify) \d[\d.]*",
+    r"|(?:torch|transformers|TRL|trl|vLLM|verl|triton|Liger|Ray|Python(?: \d\.\d+ to)?|[Vv]ersion) \d[\d.]*",
     re.DOTALL,
 )
 
@@ -229,16 +229,15 @@ def dpo_table() -> str:
 # ── benchmarks: the tables of their own pages ───────────────────────────────────────────────────────────────
 
 
-def cell(page: Path, row: str, name: str, table: int = 1, of: str = "", column: int | None = None) -> float:
-    """A number in the n-th table of a page (or of the benchmark's page `of`), by the beginning of its row and the name
-    or the place of its column."""
+def cell(page: Path, row: str, name: str, table: int = 1, of: str = "", column: int | None = None, n: int = 0) -> float:
+    """The first number of a cell (or the n-th after it) in a table of a page (or of the benchmark's page `of`), by the
+    beginning of its row and the name or the place of its column."""
     text = (ROOT / "benchmarks" / "results" / f"{of}.md" if of else page).read_text()
     lines = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)[table - 1].splitlines()
     head, *rows = ([c.strip() for c in line[1:].split("|")] for line in (lines[0], *lines[2:]))
     (found,) = (cells for cells in rows if " | ".join(cells).startswith(row + " |"))
-    value = re.match(r"[+−-]?[\d,.]+", found[head.index(name) if column is None else column])
-    assert value, found
-    return float(value.group().replace(",", "").replace("−", "-"))
+    numbers = re.findall(r"[+−-]?\d[\d,.]*", found[head.index(name) if column is None else column])
+    return float(numbers[n].replace(",", "").replace("−", "-"))
 
 
 def kernels(low_memory: bool = False) -> list[float]:
