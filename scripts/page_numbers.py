@@ -31,7 +31,7 @@ from dew.compare.verdicts import markdown_table, signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("study", "results", "preferences"))]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("study", "results", "preferences", "lab", "kernels"))]
 PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 NUMBER = re.compile(r"(?<![\w.,:/@-])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
 IGNORED = re.compile(
@@ -236,7 +236,7 @@ def cell(page: Path, row: str, name: str, table: int = 1, of: str = "", column: 
     lines = re.findall(r"(?:^\|.*\n)+", text, flags=re.M)[table - 1].splitlines()
     head, *rows = ([c.strip() for c in line[1:].split("|")] for line in (lines[0], *lines[2:]))
     (found,) = (cells for cells in rows if " | ".join(cells).startswith(row + " |"))
-    numbers = re.findall(r"[+−-]?\d[\d,.]*", found[head.index(name) if column is None else column])
+    numbers = re.findall(r"[+−-]?\d[\d,.]*(?:e-\d+)?", found[head.index(name) if column is None else column])
     return float(numbers[n].replace(",", "").replace("−", "-"))
 
 
