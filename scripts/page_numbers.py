@@ -240,6 +240,13 @@ def cell(page: Path, row: str, name: str, table: int = 1, of: str = "", column: 
     return float(numbers[n].replace(",", "").replace("−", "-"))
 
 
+def update_cost() -> list[float]:
+    """Of a GTPO update with an extra pass at 0.5B and 1.5B: times TRL's GRPO, and GiB more."""
+    at = partial(cell, ROOT, of="trainer_step-h200")
+    more = [at("dew GTPO", "peak, GiB", table) - at("TRL GRPO", "peak, GiB", table) for table in (3, 1)]
+    return [at("dew GTPO", "of the first", table) for table in (3, 1)] + more
+
+
 def kernels(low_memory: bool = False) -> list[float]:
     """Smallest and largest over three shapes: forward, both passes, GB kept, both passes with four products, each
     relative to the fastest peer; and the forward pass without the Hopper kernel relative to that with it."""
