@@ -31,7 +31,8 @@ from dew.compare.verdicts import markdown_table, signed
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("study", "results", "preferences", "lab", "kernels"))]
+PAGES = [ROOT / "README.md"]
+PAGES += [ROOT / "docs" / f"{name}.md" for name in ("study", "results", "preferences", "lab", "kernels")]
 PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 NUMBER = re.compile(r"(?<![\w.,:/@-])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
 IGNORED = re.compile(

@@ -111,8 +111,8 @@ def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
 
     lines = []
     for one in measured:
-        found = [d for d in compare_runs([Result(**run) for run in one["runs"]], BASELINE) if d.pairs > 1]
-        counts = [f"(ahead in {sum(x > 0 for x in d.by_pair)} of {d.pairs})" for d in found]
-        texts = [f"{signed(d)} in {title(d.score)} {count}" for d, count in zip(found, counts, strict=True)]
-        lines += [f"{one['what']}, {RULE} − {BASELINE}: {', '.join(texts)}."] if texts else []
+        texts = []
+        for d in compare_runs([Result(**run) for run in one["runs"]], BASELINE):
+            texts.append(f"{signed(d)} in {title(d.score)} (ahead in {sum(x > 0 for x in d.by_pair)} of {d.pairs})")
+        lines.append(f"{one['what']}, {RULE} − {BASELINE}: {', '.join(texts)}.")
     return lines
