@@ -181,6 +181,7 @@ def dpo_cut_off(alpha: float) -> list[float]:
 # ── tables of docs/results.md and docs/preferences.md ───────────────────────────────────────────────────────
 
 
+@cache
 def tables() -> dict[str, str]:
     return {"lora": lora_table(), "first-run": first_run_table(), "dpo": dpo_table()}
 
