@@ -251,7 +251,7 @@ def table(content: Json) -> str:
     controls = {arm.label: arm.control for arm in parse_arms(trained, [1e-6])} if trained else {}
     pairs += [(arm, control) for arm, control in controls.items() if control in trained and (arm, control) not in pairs]
     scores = [("", 0), *((name, j) for name in content["settings"]["sets"] for j in dict.fromkeys((1, k)))]
-    found = [_difference(runs, k, *pair, name, j) for pair in pairs for name, j in scores]
+    found = [difference(runs, k, *pair, name, j) for pair in pairs for name, j in scores]
     if differences := corrected(d for d in found if d):
         text += [difference_table(differences), table_note(differences)]
     if trained:
@@ -276,7 +276,7 @@ def _by_problem(correct: Sequence[int], k: int, j: int) -> dict[int, float]:
     return {i: pass_at_k(k, c, j) for i, c in enumerate(correct)}
 
 
-def _difference(runs: Sequence[Json], k: int, arm: str, base: str, name: str, j: int) -> Difference | None:
+def difference(runs: Sequence[Json], k: int, arm: str, base: str, name: str, j: int) -> Difference | None:
     """In pass@j on a set, or without a set in the mean accuracy in training."""
     both = [{run["seed"]: run for run in runs if run["arm"] == one} for one in (arm, base)]
     seeds = sorted(both[0].keys() & both[1].keys())

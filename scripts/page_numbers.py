@@ -36,7 +36,7 @@ PAGES += [ROOT / "docs" / f"{name}.md" for name in ("study", "results", "prefere
 PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 NUMBER = re.compile(r"(?<![\w.,:/@-])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
 IGNORED = re.compile(
-    r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|\d+(?:\.\d+){2,}\S*|\d+(?:\.\d+)? ?[BM]\b|95 ?%|(?:α₁|α₂|α|β|p) ?[=<>] ?[\d.]+"
+    r"<!--.*?-->|`[^`]*`|\]\([^)]*\)|\d+(?:\.\d+){2,}\S*|\d+(?:\.\d+)? ?[BM]\b|95 ?%|(?:α|β) = [\d.]+|p < 0.05"
     r"|(?:torch|transformers|TRL|trl|vLLM|verl|triton|Liger|Ray|Python(?: \d\.\d+ to)?|[Vv]ersion) \d[\d.]*",
     re.DOTALL,
 )
@@ -99,7 +99,7 @@ def holm_tasks(step: str, arm: str, base: str, task: str, score: str = "area") -
     return dict(zip(tasks, holm([diff(step, t, arm, score, base).p for t in tasks]), strict=True))[task]
 
 
-# ── real models, preference pairs, the quickstart's task ────────────────────────────────────────────────────
+# ── real models and preference pairs ────────────────────────────────────────────────────────────────────────
 
 
 @cache
@@ -107,18 +107,12 @@ def stored(name: str) -> Any:
     return json.loads((RESULTS / name).read_text())
 
 
-def real(arm: str, base: str = "dapo", score: str = "gsm8k pass@1", size: str = "") -> Difference:
-    """From the counts of correct answers; score: `area`, or the set and pass@k."""
-    content, script = stored(f"real-model-seeds/counts{size}.json"), load("examples/real_model_seeds.py")
+def real(arm: str, base: str = "dapo", score: str = "gsm8k pass@1") -> Difference:
+    """Three seeds of a 0.5B model; score: `area`, or the set and pass@k."""
+    content, script = stored("real-model-seeds/counts.json"), load("examples/real_model_seeds.py")
     arm, base = ({"control": study.CONTROL}.get(name, name) for name in (arm, base))
     task, _, k = score.partition(" pass@")
-    return script._difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
-
-
-def real_mean(arm: str, task: str = "gsm8k", k: int = 1, size: str = "") -> float:
-    content = stored(f"real-model-seeds/counts{size}.json")
-    of_arm = [run["sets"][task]["correct"] for run in content["runs"] if run["arm"] == arm]
-    return fmean(pass_at_k(content["settings"]["k"], c, k) for correct in of_arm for c in correct)
+    return script.difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
 
 
 def seeds_needed(difference: float, like: Difference, power: float = 0.8) -> int:
