@@ -243,6 +243,13 @@ def update_cost() -> list[float]:
     return [at("dew GTPO", "of the first", table) for table in (3, 1)] + more
 
 
+def step_seconds() -> list[float]:
+    """The shortest and longest of three runs of dew, and TRL with `generate` and with vLLM."""
+    at = partial(cell, ROOT, of="whole_step-h200")
+    dew = [at(run, "dew GTPO, s", 2) for run in ("first", "second", "third")]
+    return [min(dew), max(dew), *(at(f"TRL GRPO, {sampler}", "step, s") for sampler in ("generate", "vLLM"))]
+
+
 def kernels(low_memory: bool = False) -> list[float]:
     """Smallest and largest over three shapes: forward, both passes, GB kept, both passes with four products, each
     relative to the fastest peer; and the forward pass without the Hopper kernel relative to that with it."""
