@@ -139,19 +139,15 @@ def main() -> None:
         "| algorithm | answers x tokens | shaping s | peak extra MB | entropy s | shaping / entropy |",
         "|---|---|---|---|---|---|",
     ]
-    taken: dict[str, list[float]] = {}
     for answers in (512, 5120):
         reference = entropy_seconds(answers * TOKENS, options.device, options.repeats)
         for name, run in shaping(answers, options.device).items():
             cost = seconds(run, options.device, options.repeats)
-            taken.setdefault(name, []).append(cost)
             extra = peak_bytes(run, options.device) / 2**20
             lines.append(
                 f"| {name} | {answers} x {TOKENS} | {cost:.3f} | {extra:.0f} | {reference:.1f} | "
                 f"{100 * cost / reference:.3f} % |"
             )
-    growth = ", ".join(f"{name} {times[1] / times[0]:.1f}" for name, times in taken.items())
-    lines += ["", f"Ten times the tokens take this many times as long: {growth}."]
     text = "\n".join(lines) + "\n"
     print(text)
     if options.write:

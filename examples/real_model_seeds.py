@@ -19,6 +19,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 from math import ceil, log2
 from pathlib import Path
 from statistics import fmean
@@ -126,7 +127,8 @@ def _task_settings(settings: Json, name: str) -> Json:
 
 
 def count(settings: Json, out: Path, cell: Cell) -> Json:
-    """The entry of a run in counts.json: counts of correct answers to every problem of every set, and curves."""
+    """The entry of a run in counts.json: when its first and last files were written, counts of correct answers to every
+    problem of every set, and curves."""
     home, sets = out / cell.home, {}
     for name in settings["sets"]:
         scores = Scores.read(_kept(home, name))
@@ -135,7 +137,9 @@ def count(settings: Json, out: Path, cell: Cell) -> Json:
             "cut_off": scores.truncated_share,
             "tokens": fmean(answer.tokens for problem in scores.problems for answer in problem.answers),
         }
-    entry = {"arm": cell.arm, "seed": cell.seed, "sets": sets}
+    written = sorted(path.stat().st_mtime for path in home.rglob("*") if path.is_file())
+    began, ended = (datetime.fromtimestamp(x, UTC).isoformat(timespec="seconds") for x in (written[0], written[-1]))
+    entry = {"arm": cell.arm, "seed": cell.seed, "began": began, "ended": ended, "sets": sets}
     if cell.arm != START:
         metrics = RunFolder(home).metrics()
         entry["curves"] = {
@@ -247,7 +251,7 @@ def table(content: Json) -> str:
     controls = {arm.label: arm.control for arm in parse_arms(trained, [1e-6])} if trained else {}
     pairs += [(arm, control) for arm, control in controls.items() if control in trained and (arm, control) not in pairs]
     scores = [("", 0), *((name, j) for name in content["settings"]["sets"] for j in dict.fromkeys((1, k)))]
-    found = [_difference(runs, k, *pair, name, j) for pair in pairs for name, j in scores]
+    found = [difference(runs, k, *pair, name, j) for pair in pairs for name, j in scores]
     if differences := corrected(d for d in found if d):
         text += [difference_table(differences), table_note(differences)]
     if trained:
@@ -272,7 +276,7 @@ def _by_problem(correct: Sequence[int], k: int, j: int) -> dict[int, float]:
     return {i: pass_at_k(k, c, j) for i, c in enumerate(correct)}
 
 
-def _difference(runs: Sequence[Json], k: int, arm: str, base: str, name: str, j: int) -> Difference | None:
+def difference(runs: Sequence[Json], k: int, arm: str, base: str, name: str, j: int) -> Difference | None:
     """In pass@j on a set, or without a set in the mean accuracy in training."""
     both = [{run["seed"]: run for run in runs if run["arm"] == one} for one in (arm, base)]
     seeds = sorted(both[0].keys() & both[1].keys())

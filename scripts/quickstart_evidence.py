@@ -1,9 +1,8 @@
 """Collect what the quickstart's comparison gave over many seeds, for the last lines of `dew demo` and docs/results.md.
 
-    dew demo                                                                        seed 0, the quickstart itself
     dew compare tiny/countdown6 --algorithms dapo,dew --seeds 16 --first-seed 1 --out runs/quickstart-seeds
-                                                                                    16 further seeds; resumes
-    python scripts/quickstart_evidence.py runs/demo runs/quickstart-seeds           write the file, print the tables
+                                                                                    16 seeds; resumes
+    python scripts/quickstart_evidence.py runs/quickstart-seeds                     write the file, print the tables
     python scripts/quickstart_evidence.py STUDY --rate 1e-4                         add a study of `dew lab`
     python scripts/quickstart_evidence.py                                           print the tables
 
@@ -34,14 +33,12 @@ def entry(name: str, what: str, results: list[Result]) -> dict[str, Any]:
 
 
 def measured_in(folder: Path, rate: float) -> dict[str, Any]:
-    """The runs of `dew demo` (one seed), `dew compare`, or a study of `dew lab` at this learning rate."""
+    """The runs of `dew compare`, or a study of `dew lab` at this learning rate."""
     results = [read_result(run) for run in run_folders(folder)]
     if any(r.learning_rate for r in results):
         found = [r for r in results if (r.task, r.learning_rate) == (TASK, rate)]
         return entry("lab", f"`dew lab`, {TASK}, numbers up to 13, {{seeds}} seeds", found)
-    if len({r.seed for r in results}) == 1:
-        return entry("quickstart", "The quickstart", results)
-    return entry("seeds", "{seeds} further pairs of runs", results)
+    return entry("seeds", "{seeds} pairs of runs", results)
 
 
 def tables(measured: list[dict[str, Any]]) -> str:

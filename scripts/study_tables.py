@@ -1,7 +1,7 @@
-"""The tables and the figure of docs/study.md, from the runs in docs/results/study.
+"""The tables and the figure of docs/study.md and README.md, from the runs in docs/results/study.
 
 python scripts/study_tables.py           print the tables
-python scripts/study_tables.py --write   put them into docs/study.md, and draw docs/images/study-effect.svg
+python scripts/study_tables.py --write   put them into the pages, and draw docs/images/study-effect.svg
 """
 
 import json
@@ -9,20 +9,32 @@ import re
 import sys
 import tarfile
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from statistics import mean
+from statistics import fmean, mean
 
-from dew.compare import Difference, Result, paired
+from dew.compare import Difference, Interval, Result, paired
+from dew.compare.statistics import holm, t_test
 from dew.engines.lab import differences
 from dew.engines.lab.summary import by_point
 from dew.run.records import Json
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "study"
+PAGES = (DOCS / "study.md", DOCS.parent / "README.md")
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 SCORES = ("area", "final", "pass@1", "pass@16")
+SIZE_SCORES = ("area", "pass@1", "pass@16")
 CONTROL = "gtpo(alpha1=1.1,alpha2=0.0)"
+RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
+"""DAPO's best learning rates."""
+POOLED = {
+    "gtpo": ("select", "candidates", "confirm", "confirm-pools", "confirm-dew", "learned-confirm", "misreadings"),
+    "dew": ("confirm-dew", "learned-confirm"),
+}
+"""All steps that compare the rule with DAPO at DAPO's rate and the plan's settings; of dew those on other seeds than
+the ones it was selected on."""
 S_CONTROL = "beta1=1.1,beta2=0.0)"
 FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
 NAMES = {
@@ -44,6 +56,8 @@ NAMES = {
 Runs = list[Result]
 METRICS: dict[Path | None, list[Json]] = {}
 """The metrics of runs with learned credit, by their folders."""
+SHOWN: dict[tuple[str, tuple[float, ...]], float] = {}
+"""The p-values of all differences in the tables."""
 
 
 @cache
@@ -71,23 +85,50 @@ def average(runs: Sequence[Result], score: str) -> str:
 
 def tables() -> dict[str, str]:
     """The marked tables of docs/study.md, by name."""
-    return {
+    found = {
+        "pooled": pooled_table(),
         "rates": rates(read("select")),
         "confirm": confirmed(read("confirm")),
         "effect": effect(read("confirm")),
         "settings": varied(read("settings")),
-        "candidates": by_task(read("candidates"), "area", "pass@16"),
+        "candidates": by_task(read("candidates"), "area", "pass@1", "pass@16"),
         "confirm-dew": by_task(read("confirm-dew"), "area", "pass@1", "pass@16"),
-        "pools": by_task(read("confirm-pools"), "area", "pass@16"),
+        "pools": by_task(read("confirm-pools"), "area", "pass@1", "pass@16"),
         "grpo_s": by_task(read("grpo_s"), "area", "pass@1"),
         "grpo_s-1": varied(read("grpo_s-1")),
         "sizes": sizes(),
         "misreadings": varied(read("misreadings")),
-        "rules": by_task(read("rules"), "area", "pass@16"),
+        "rules": by_task(read("rules"), "area", "pass@1", "pass@16"),
         "learned-rates": rates(read("learned")),
         "learned": by_task(read("learned-confirm"), "area", "pass@1", "pass@16"),
         "learned-head": head(),
     }
+    return found | {"surviving": surviving()}  # last: it counts the others' differences
+
+
+def pooled(task: str, arm: str, score: str) -> tuple[int, Interval]:
+    """A rule minus DAPO at DAPO's rate, averaged over a seed's runs in different steps, then over seeds."""
+    by_seed: dict[int, list[float]] = {}
+    for step in POOLED[arm]:
+        runs = [r for r in read(step) if (r.task, r.learning_rate) == (task, RATES[task])]
+        one, base = ({r.seed: r.scores[score] for r in arm_of(runs, task, name)} for name in (arm, "dapo"))
+        for seed in one.keys() & base.keys():
+            by_seed.setdefault(seed, []).append(one[seed] - base[seed])
+    return len(by_seed), t_test([fmean(x) for x in by_seed.values()])[0]
+
+
+def pooled_table() -> str:
+    """All seeds at DAPO's rate."""
+    columns = [(arm, score) for arm in POOLED for score in ("area", "pass@1", "pass@16")]
+    head = [f"{arm} {'seeds, area' if score == 'area' else score}" for arm, score in columns]
+    lines = [f"| − DAPO | {' | '.join(head)} |", "|---" * (1 + len(columns)) + "|"]
+    for task in TASKS:
+        cells = []
+        for arm, score in columns:
+            seeds, d = pooled(task, arm, score)
+            cells.append(f"{f'{seeds}: ' if score == 'area' else ''}{d.value:+.3f} ± {d.high - d.value:.3f}")
+        lines.append(f"| {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def rates(runs: Runs) -> str:
@@ -120,12 +161,16 @@ def confirmed(runs: Runs) -> str:
 
 
 def effect(runs: Runs) -> str:
-    """The weighting alone: GTPO minus its control at the same rate."""
+    """The weighting alone: GTPO minus its control at the same rate, with Holm's correction over the tasks."""
     lines = ["| task | tokens | area | final | pass@1 | pass@16 |", "|---" * 6 + "|"]
-    for task in tasks_of(runs):
-        gtpo, control = (arm_of(runs, task, arm) for arm in ("gtpo", CONTROL))
-        cells = [shown(difference(gtpo, control, score), star=False) for score in SCORES]
-        lines.append(f"| {task} | {mean(r.scores['length'] for r in gtpo):.0f} | {' | '.join(cells)} |")
+    rows = {task: [arm_of(runs, task, arm) for arm in ("gtpo", CONTROL)] for task in tasks_of(runs)}
+    cells: dict[str, list[str]] = {task: [] for task in rows}
+    for score in SCORES:
+        found = [difference(*both, score) for both in rows.values()]
+        for task, d, p in zip(rows, found, holm([d.p for d in found]), strict=True):
+            cells[task].append(shown(replace(d, holm=p)))
+    for task, (gtpo, _) in rows.items():
+        lines.append(f"| {task} | {mean(r.scores['length'] for r in gtpo):.0f} | {' | '.join(cells[task])} |")
     return "\n".join(lines)
 
 
@@ -171,17 +216,16 @@ def by_task(runs: Runs, *scores: str) -> str:
 
 
 def sizes() -> str:
-    """GTPO and dew against DAPO by group size and by optimizer steps, on countdown-6."""
-    lines = ["| setting | dapo area | gtpo area | dew area | dapo pass@16 | gtpo pass@16 | dew pass@16 |"]
-    lines += ["|---" * 7 + "|"]
+    """GTPO and the first defaults of dew against DAPO by group size and by optimizer steps, on countdown-6."""
+    columns = [f"{arm} {score}" for score in SIZE_SCORES for arm in ("dapo", "gtpo", NAMES[FIRST])]
+    lines = [f"| setting | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
     rows = [(f"groups of {n}", f"group-{n}" if n != 16 else "candidates") for n in (4, 8, 16, 32)]
     rows += [(f"optimizer steps: {n}", f"steps-{n}" if n != 4 else "candidates") for n in (1, 2, 4, 8)]
     for name, step in rows:
-        dapo, gtpo, dew = (arm_of(read(step), "countdown-6", arm) for arm in ("dapo", "gtpo", FIRST))
+        dapo, *others = (arm_of(read(step), "countdown-6", arm) for arm in ("dapo", "gtpo", FIRST))
         cells = []
-        for score in ("area", "pass@16"):
-            both = (difference(arm, dapo, score) for arm in (gtpo, dew))
-            cells += [average(dapo, score), *map(shown, both)]
+        for score in SIZE_SCORES:
+            cells += [average(dapo, score), *(shown(difference(arm, dapo, score)) for arm in others)]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -200,53 +244,78 @@ def head() -> str:
     return "\n".join(lines)
 
 
-def shown(d: Difference, star: bool = True) -> str:
+def surviving() -> str:
+    """p-values of GTPO and dew on fresh seeds after Holm's correction over every difference in the tables."""
+    corrected, runs = dict(zip(SHOWN, holm(list(SHOWN.values())), strict=True)), read("confirm-dew")
+    columns = [(arm, score) for arm in ("gtpo", "dew") for score in ("area", "pass@1")]
+    lines = [f"| p, of {len(SHOWN)} differences | {' | '.join(map(' '.join, columns))} |", "|---" * 5 + "|"]
+    for task in tasks_of(runs):
+        dapo = arm_of(runs, task, "dapo")
+        found = (difference(arm_of(runs, task, arm), dapo, score) for arm, score in columns)
+        lines.append(f"| {task} | {' | '.join(f'{corrected[d.score, d.by_pair]:.3f}' for d in found)} |")
+    return "\n".join(lines)
+
+
+def shown(d: Difference) -> str:
     """A star marks p < 0.05, corrected if it is one of several arms."""
-    return f"{d.value:+.3f} ± {d.high - d.value:.3f}{'*' if star and d.holm < 0.05 else ''}"
+    SHOWN[d.score, d.by_pair] = d.p
+    return f"{d.value:+.3f} ± {d.high - d.value:.3f}{'*' if d.holm < 0.05 else ''}"
 
 
 def figure() -> str:
-    """Differences from DAPO with their intervals, a row per task and arm."""
+    """Differences from DAPO in area and pass@1 with their intervals, a row per task and arm."""
     runs = read("confirm-dew")
     colours = {"gtpo": "#2864dc", FIRST: "#888888", "dew": "#d75f00"}
-    rows = [(t, by_point(runs, t)[d.arm][0].arm, d) for t in tasks_of(runs) for d in differences(runs, t)]
-    height, zero, scale, top = 22, 350, 7000, 44
+    panels = {"area": ("mean accuracy during training", 380), "pass@1": ("pass@1 after training", 720)}
+    rows = {
+        (t, by_point(runs, t)[d.arm][0].arm): i
+        for i, (t, d) in enumerate((t, d) for t in tasks_of(runs) for d in differences(runs, t))
+    }
+    height, scale, top = 22, 2600, 64
+    below = top + height * len(rows)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{top + height * len(rows) + 40}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="930" height="{below + 40}" '
         'font-family="sans-serif" font-size="13">',
         '<rect width="100%" height="100%" fill="white"/>',
-        '<text x="16" y="24" font-size="15">Mean accuracy during training, difference from DAPO '
-        "(32 seeds, unadjusted 95 % intervals)</text>",
-        f'<line x1="{zero}" x2="{zero}" y1="{top - 8}" y2="{top + height * len(rows)}" stroke="#444"/>',
+        '<text x="16" y="24" font-size="15">Differences from DAPO (32 seeds, unadjusted 95% intervals)</text>',
     ]
-    for i, (task, arm, d) in enumerate(rows):
-        y = top + height * i + 8
-        x, low, high = (zero + scale * v for v in (d.value, d.low, d.high))
-        colour = colours[arm]
-        if i == 0 or rows[i - 1][0] != task:
-            parts.append(f'<text x="16" y="{y + 4}">{task}</text>')
+    for (task, arm), i in rows.items():
+        y = top + height * i + 12
+        if arm == next(a for t, a in rows if t == task):
+            parts.append(f'<text x="16" y="{y}">{task}</text>')
+        parts.append(f'<text x="110" y="{y}" fill="{colours[arm]}">{NAMES.get(arm, arm)}</text>')
+    for score, (title, zero) in panels.items():
+        parts.append(f'<text x="{zero - 100}" y="46">{title}</text>')
+        parts.append(f'<line x1="{zero}" x2="{zero}" y1="{top - 8}" y2="{below}" stroke="#444"/>')
+        for task in tasks_of(runs):
+            for d in differences(runs, task, score):
+                arm = by_point(runs, task)[d.arm][0].arm
+                y = top + height * rows[task, arm] + 8
+                x, low, high = (zero + scale * v for v in (d.value, d.low, d.high))
+                line = f'x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colours[arm]}"'
+                parts += [
+                    f'<line {line} stroke-width="3"/>',
+                    f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colours[arm]}"/>',
+                    f'<text x="{zero + 200}" y="{y + 4}" text-anchor="end">{d.value:+.3f}</text>',
+                ]
         parts += [
-            f'<text x="110" y="{y + 4}" fill="{colour}">{NAMES.get(arm, arm)}</text>',
-            f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="3"/>',
-            f'<circle cx="{x:.1f}" cy="{y}" r="5" fill="{colour}"/>',
-            f'<text x="640" y="{y + 4}">{d.value:+.3f}</text>',
+            f'<text x="{zero + scale * tick:.0f}" y="{below + 18}" text-anchor="middle" fill="#444">{tick:+.2f}</text>'
+            for tick in (-0.02, 0, 0.02, 0.04)
         ]
-    base = top + height * len(rows) + 18
-    for tick in (-0.01, 0, 0.01, 0.02, 0.03):
-        parts.append(f'<text x="{zero + scale * tick - 16:.0f}" y="{base}" fill="#444">{tick:+.2f}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def main() -> None:
-    page = DOCS / "study.md"
+    made = tables()
     if "--write" not in sys.argv:
-        print("\n\n".join(f"{name}\n{table}" for name, table in tables().items()))
+        print("\n\n".join(f"{name}\n{table}" for name, table in made.items()))
         return
-    text = page.read_text()
-    for name, table in tables().items():
-        start, end = f"<!-- {name} -->\n\n", "\n\n<!-- end -->"
-        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, t=start + table + end: t, text, flags=re.DOTALL)
-    page.write_text(text)
+    for page in PAGES:
+        text = page.read_text()
+        for name, table in made.items():
+            new = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
+            text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
+        page.write_text(text)
     (DOCS / "images" / "study-effect.svg").write_text(figure())
 
 

@@ -62,9 +62,8 @@ def test_what_many_seeds_say_is_read_from_the_file():
         pairs = [("dapo", seed, x) for seed, x in enumerate(dapo)] + [("dew", seed, x) for seed, x in enumerate(dew)]
         return {"what": what, "runs": [{"arm": a, "seed": seed, "scores": {"area": x}} for a, seed, x in pairs]}
 
-    one, many = measured("One", [0.1], [0.2]), measured("Three seeds", [0.1, 0.2, 0.3], [0.2, 0.2, 0.5])
-    (line,) = demo.many_seeds([one, many])  # (0.1 + 0 + 0.2) / 3 = 0.1; a single seed says nothing
-    assert line.startswith("Three seeds: +0.100 [") and line.endswith("dew ahead in 2 of 3.")
+    (line,) = demo.many_seeds([measured("Three seeds", [0.1, 0.2, 0.3], [0.2, 0.2, 0.5])])  # (0.1 + 0 + 0.2) / 3 = 0.1
+    assert line.startswith("Three seeds, dew − dapo: +0.100 [") and line.endswith("(ahead in 2 of 3).")
 
 
 def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():

@@ -116,4 +116,5 @@ def test_a_whole_comparison(tmp_path):
     ]  # fmt: skip
     assert len(content["runs"][-1]["sets"]["countdown"]["correct"]) == 6
     assert len(content["runs"][-1]["curves"]["accuracy"]) == 2
+    assert content["runs"][0]["ended"] <= content["runs"][-1]["began"] < content["runs"][-1]["ended"]
     assert script.table(content) in text

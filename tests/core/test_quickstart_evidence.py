@@ -43,4 +43,4 @@ def test_the_runs_of_a_comparison_and_of_a_study(tmp_path, rate):
     assert [(r["arm"], r["seed"]) for r in found["runs"]] == [("dapo", 4), ("dew", 4), ("dapo", 5), ("dew", 5)]
     assert all(r["scores"] == {"area": rate} for r in found["runs"]) and "2 seeds" in found["what"]
     found = script.measured_in(tmp_path / "compare", rate)
-    assert len(found["runs"]) == 4 and found["what"] == "2 further pairs of runs"
+    assert len(found["runs"]) == 4 and found["what"] == "2 pairs of runs"

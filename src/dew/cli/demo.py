@@ -111,8 +111,8 @@ def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
 
     lines = []
     for one in measured:
-        found = next(d for d in compare_runs([Result(**run) for run in one["runs"]], BASELINE) if d.score == "area")
-        if found.pairs > 1:  # the file also holds the quickstart's own seed
-            ahead = f"{RULE} ahead in {sum(x > 0 for x in found.by_pair)} of {found.pairs}"
-            lines.append(f"{one['what']}: {signed(found)} in {title(found.score)}, {ahead}.")
+        texts = []
+        for d in compare_runs([Result(**run) for run in one["runs"]], BASELINE):
+            texts.append(f"{signed(d)} in {title(d.score)} (ahead in {sum(x > 0 for x in d.by_pair)} of {d.pairs})")
+        lines.append(f"{one['what']}, {RULE} − {BASELINE}: {', '.join(texts)}.")
     return lines
