@@ -187,7 +187,9 @@ def test_frequencies_of_drawn_tokens():
 
     n = 200_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf], device=DEVICE)
-    counts = torch.bincount(fused.draw(logits.expand(n, -1).contiguous(), 0.7, torch.rand(n, 2, device=DEVICE))[0], minlength=5).cpu()
+    counts = torch.bincount(
+        fused.draw(logits.expand(n, -1).contiguous(), 0.7, torch.rand(n, 2, device=DEVICE))[0], minlength=5
+    ).cpu()
     expected = n * (logits[:4] / 0.7).softmax(-1).double().cpu()
     assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4
 

@@ -306,10 +306,18 @@ class LoraPolicies:
         logp, entropy = (torch.where(mask, x, 0) for x in (logp, entropy))
         return Answers(torch.where(mask, tokens, -1), logp, entropy, mask)
 
-    def passes(self, problems: Tensor, lengths: Tensor) -> int:
-        """In how many passes the rows of an optimizer step are scored: (R, b, 1) problems, (R, b) tokens."""
-        prompts = sum(len(self.prompts(i)) for i in problems[..., 0][lengths > 0].tolist())
-        return max(1, -(-(prompts + int(lengths.sum())) // self.settings.pass_tokens))
+    def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
+        """As many columns of rows in each as have `pass_tokens` tokens, and at least one."""
+        numbers = problems[..., 0].tolist()
+        prompts = torch.tensor([[len(self.prompts(i)) for i in row] for row in numbers], device=lengths.device)
+        columns = torch.where(lengths > 0, prompts + lengths, 0).sum(0).tolist()
+        found, first, size = [], 0, 0
+        for i, tokens in enumerate(columns):
+            if size and size + tokens > self.settings.pass_tokens:
+                found.append(slice(first, i))
+                first, size = i, 0
+            size += tokens
+        return [*found, slice(first, len(columns))]
 
     def score(self, problems: Tensor, tokens: Tensor, mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
         """(R, b, T) log π of the tokens where the mask is True, and their entropies, without gradient."""

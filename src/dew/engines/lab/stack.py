@@ -55,8 +55,8 @@ class Policies(Protocol):
 
     def sample(self, problems: Tensor, uniforms: Tensor) -> Answers: ...
 
-    def passes(self, problems: Tensor, lengths: Tensor) -> int:
-        """In how many parts the rows of an optimizer step are scored."""
+    def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
+        """In which parts the rows of an optimizer step are scored: (R, b, ...) problems, (R, b) tokens."""
         ...
 
     def score(
@@ -302,8 +302,8 @@ class Stack:
         drift, compared = torch.zeros(2, len(self.replicas), device=live.device)
         for i in range(min(steps, most)):
             step = order[:, i:most:steps]
-            passes = self.policies.passes(_take(problems.prompt, step // G), tokens[:, i:most:steps])
-            for rows in step.chunk(passes, 1):
+            for part in self.policies.passes(_take(problems.prompt, step // G), tokens[:, i:most:steps]):
+                rows = step[:, part]
                 token, old, mask = (_take(x, rows)[..., :longest] for x in (answers.tokens, answers.logp, live))
                 prompt = _take(problems.prompt, rows // G)
                 logp, entropy = self.policies.score(prompt, token, mask, entropy=self.needs_entropy)

@@ -172,8 +172,8 @@ class TinyPolicies:
     def sample(self, problems: Tensor, uniforms: Tensor) -> Answers:
         return sample(self.parameters, problems, uniforms)
 
-    def passes(self, problems: Tensor, lengths: Tensor) -> int:
-        return 1
+    def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
+        return [slice(None)]
 
     def score(
         self, problems: Tensor, tokens: Tensor, mask: Tensor, *, entropy: bool = False
