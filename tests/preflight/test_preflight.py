@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 import dew.cli.preflight  # noqa: F401 adds the command
@@ -17,8 +16,8 @@ from dew.engines.credit import give_credit
 from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
-from dew.preflight import attempt, failed, guarded, memory, ok, passed, preflight, skipped, trl, warning
-from dew.preflight.memory import Shape, checkpoints, optimizer_steps
+from dew.preflight import attempt, failed, guarded, machine, ok, passed, preflight, skipped, trl, warning
+from dew.preflight.machine import Model, checkpoints, optimizer_steps
 from dew.preflight.trl import Data, check_golds, correct_answers
 from dew.rewards import verifier
 from dew.run.config import make_run, read_run
@@ -178,7 +177,7 @@ def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):
     config.update(num_key_value_heads=8, head_dim=128)
     (folder / "config.json").write_text(json.dumps(config))
     found = look({**settings, "model_name_or_path": str(folder)}, answers=8)
-    assert found["memory"].status == "failed" and found["memory"].facts["parameters"] > 3e11
+    assert found["memory"].status == "failed" and found["memory"].facts["bytes"] > 3e11
     assert found["memory"].facts["largest"] == "optimizer" and "use_peft" in found["memory"].remedy
     assert found["answers"].status == "skipped"
 
@@ -191,7 +190,7 @@ def test_a_missing_column_fails(settings, tmp_path):
 
 
 def test_a_folder_that_cannot_be_written_and_a_full_disk_fail(settings, monkeypatch):
-    monkeypatch.setattr("dew.preflight.memory.free_disk", lambda _: 1_000_000)
+    monkeypatch.setattr("dew.preflight.machine.free_disk", lambda _: 1_000_000)
     found = look({**settings, "output_dir": "/proc/dew/run"})
     assert found["folder"].status == "failed" and "/proc" in found["folder"].says
     assert found["disk"].status == "failed" and "1 MB free" in found["disk"].says
@@ -252,125 +251,49 @@ def test_command_exit_code_and_json(settings, tmp_path):
 
 
 # ---- single checks -----------------------------------------------------------------------------
-MODEL = Shape(
-    parameters=1000,
-    layers=3,
-    width=8,
-    inner=20,
-    query=8,
-    key=4,
-    vocabulary=50,
-    context=64,
-    weight_bytes=4,
-    compute_bytes=4,
+MODEL = Model(parameters=1000, trained=1000, layers=3, width=8, context=64, weight_bytes=4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "expected"),
+    [
+        ({}, "weights", 4 * 1000),
+        ({}, "gradients", 4 * 1000),
+        ({}, "optimizer", 2 * 4 * 1000),
+        ({}, "activations", 2 * 10 * 17 * 4 * 8 * 3),  # 2 answers x (4 + 6) tokens
+        ({"gradient_checkpointing": True}, "activations", 2 * 10 * 4 * 8 * (3 + 17)),
+        ({"bf16": True}, "activations", 2 * 10 * 17 * 2 * 8 * 3),
+        ({"build_algorithm": lambda: GTPO(kl_coef=0.1)}, "weights", 2 * 4 * 1000),
+        ({"optim": "adamw_8bit"}, "optimizer", 2 * 1000),
+        ({"use_vllm": True}, "vllm", 300),
+        ({"use_vllm": True, "vllm_enable_sleep_mode": True}, "vllm", 0),
+    ],
 )
-
-
-def arguments(**changes):
-    plain = {
+def test_memory_by_hand(changes, name, expected):
+    args = {
         "max_completion_length": 6,
         "per_device_train_batch_size": 2,
-        "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,
+        "bf16": False,
+        "fp16": False,
         "optim": "adamw_torch_fused",
         "use_vllm": False,
-        "deepspeed": None,
-        "fsdp": None,
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.3,
+        "vllm_enable_sleep_mode": False,
         "build_algorithm": GTPO,
-        "batches": Batches(sampled=6, trained=6, answers=2),
+        **changes,
     }
-    return SimpleNamespace(**{**plain, **changes})
-
-
-def test_memory_golden():
-    """A = 2 (4+4) 8 + 2·4·8 + 4 (3·8 + 2·4) + 4·4·20 = 128 + 64 + 128 + 320 = 640 bytes; 2 answers x 10 tokens."""
-    assert MODEL.layer_bytes == 640
-    found = memory.estimate(MODEL, arguments(), prompt=4)
-    assert found["training"] == {
-        "weights": 4 * 1000,
-        "optimizer": 2 * 4 * 1000,
-        "gradients": 4 * 1000,
-        "activations": 2 * 10 * 640 * 3,
-        "head": 4 * 50 * 8 + 4 * 20 * 8 + 4 * 20 * 50,
-    }
-    assert found["generation"]["cache"] == 6 * 10 * 2 * 4 * 3 * 4  # six answers at once, keys and values, three layers
-    assert memory.larger(found)[0] == "training"
-
-
-def test_memory_grows_with_each_setting():
-    plain = memory.estimate(MODEL, arguments(), prompt=4)
-    kept = memory.estimate(MODEL, arguments(gradient_checkpointing=True), prompt=4)
-    assert kept["training"]["activations"] == 20 * (4 * 8 * 3 + 640)
-    with_reference = memory.estimate(MODEL, arguments(build_algorithm=lambda: GTPO(kl_coef=0.1)), prompt=4)
-    assert with_reference["training"]["weights"] == 2 * plain["training"]["weights"]
-    assert memory.estimate(MODEL, arguments(optim="adamw_8bit"), prompt=4)["training"]["optimizer"] == 2000
-    more = arguments(build_algorithm=lambda: GTPO(dynamic_sampling=True, oversample=2.5))
-    assert memory.estimate(MODEL, more, prompt=4)["generation"]["cache"] == 2.5 * plain["generation"]["cache"]
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.3}
-    awake = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=False), prompt=4, device_total=1000.0)
-    asleep = memory.estimate(MODEL, arguments(**vllm, vllm_enable_sleep_mode=True), prompt=4, device_total=1000.0)
-    assert awake["training"]["vllm"] == asleep["generation"]["vllm"] == 300 and "vllm" not in asleep["training"]
-    longer = memory.estimate(MODEL, arguments(), prompt=14)
-    assert longer["training"]["activations"] == 2 * plain["training"]["activations"]
+    assert machine.estimate(MODEL, SimpleNamespace(**args), prompt=4, device_total=1000.0)[name] == expected
 
 
 def test_memory_remedies_name_what_to_change():
-    found = memory.estimate(MODEL, arguments(), prompt=4)
-
     def checked(free):
-        return memory.check_memory(found, MODEL, arguments(), "a GPU", free * memory.larger(found)[2])
+        args = SimpleNamespace(deepspeed=None, fsdp=None)
+        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, "a GPU", free)
 
-    assert checked(0.9).status == "failed" and "gradient_checkpointing: true" in checked(0.9).remedy
-    assert checked(1.05).status == "warning" and checked(2).status == "ok"
-
-
-@pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-@pytest.mark.parametrize(("dtype", "mixed"), [("float32", False), ("bfloat16", False), ("float32", True)])
-def test_a_layer_keeps_what_autograd_saves(family, dtype, mixed):
-    """The oracle: every tensor that a real layer saves for its backward pass, counted once by its storage."""
-    import transformers
-
-    D, inner, Q, K, B, T = 128, 352, 128, 64, 2, 32
-
-    def kept(layers):
-        config = getattr(transformers, f"{family}Config")(
-            vocab_size=64, hidden_size=D, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=32,
-        )  # fmt: skip
-        model = getattr(transformers, f"{family}Model")(config).to(getattr(torch, dtype))
-        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
-        saved = {}
-
-        def pack(x):
-            saved[x.untyped_storage().data_ptr()] = x
-            return x
-
-        ids = torch.zeros(B, T, dtype=torch.long)
-        mask = torch.ones(B, T, dtype=torch.long)
-        mask[0, :3] = 0  # a shorter prompt, padded
-        with (
-            torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x),
-            torch.autocast("cpu", torch.bfloat16, enabled=mixed),
-        ):
-            model(input_ids=ids, attention_mask=mask, use_cache=False)
-        return sum(x.untyped_storage().nbytes() for at, x in saved.items() if at not in own)
-
-    copies = 2 * (2 * D * Q + 2 * D * K + 3 * D * inner) if mixed else 0  # of the weights, a term of their own
-    measured = ((kept(3) - kept(1)) / 2 - copies) / (B * T)
-    w = 4 if dtype == "float32" else 2
-    model = Shape(
-        **{
-            **vars(MODEL),
-            "width": D,
-            "inner": inner,
-            "query": Q,
-            "key": K,
-            "weight_bytes": w,
-            "compute_bytes": 2 if mixed else w,
-            "normed_heads": family == "Qwen3",
-        }
-    )
-    assert model.layer_bytes == pytest.approx(measured, rel=0.03)
+    assert checked(900).status == "failed" and "gradient_checkpointing: true" in checked(900).remedy
+    assert checked(1050).status == "warning" and checked(2000).status == "ok"
 
 
 def test_checkpoints_on_the_disk():
@@ -448,7 +371,7 @@ def test_errors_become_checks():
 
 # ---- the plan of `dew train --dry-run` -----------------------------------------------------------
 def planned(name, **changed):
-    return memory.plan(parse(read_run(get(name), changed), dry=True))
+    return machine.plan(parse(read_run(get(name), changed), dry=True))
 
 
 def test_a_plan():

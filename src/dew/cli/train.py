@@ -180,7 +180,7 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
 
 def _print_plan(parsed: "Parsed", as_json: bool) -> None:
     from dew.engines.trl.launch import check_outcome
-    from dew.preflight.memory import plan
+    from dew.preflight.machine import plan
 
     check_outcome(parsed)
     found, settings = plan(parsed), vars(parsed.args.build_algorithm())

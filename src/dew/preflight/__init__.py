@@ -10,13 +10,10 @@ installation.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dew.errors import DewError, Problem
 from dew.run.config import Run
-
-if TYPE_CHECKING:
-    from dew.engines.trl.trainer import DewTrainer
 
 T = TypeVar("T")
 Status = Literal["ok", "warning", "failed", "skipped"]
@@ -86,23 +83,21 @@ def guarded(name: str, check: Callable[..., Check | list[Check]], *args: Any) ->
 
 
 def preflight(
-    run: "Run | DewTrainer",
+    run: Run,
     typed: Mapping[str, str] | None = None,
     *,
     answers: int = 128,
     untrusted: bool = False,
     say: Callable[[str], None] = print,
 ) -> list[Check]:
-    """Every check of a run, or of a TRL trainer, before it trains.
+    """Every check of a run before it trains.
 
     `answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py.
     """
-    if isinstance(run, Run) and run.engine == "verl":
+    if run.engine == "verl":
         from dew.preflight.verl import check_run as check_verl
 
         return check_verl(run, typed or {}, untrusted)
-    from dew.preflight.trl import check_run, check_trainer
+    from dew.preflight.trl import check_run
 
-    if isinstance(run, Run):
-        return check_run(run, typed, answers, untrusted, say)
-    return check_trainer(run, answers, say)
+    return check_run(run, typed, answers, untrusted, say)

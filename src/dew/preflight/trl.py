@@ -4,13 +4,12 @@ Checks that need something that is missing are skipped.
 """
 
 import asyncio
-import copy
 import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +28,6 @@ from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import Parsed, build_trainer, data_of, parse, rewards_of
 from dew.engines.trl.rewards import checked, missing_columns, outcome_index
-from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError
 from dew.preflight import (
     EMPTY_REMEDY,
@@ -44,8 +42,7 @@ from dew.preflight import (
     skipped,
     warning,
 )
-from dew.preflight.machine import check_folder, check_versions
-from dew.preflight.memory import check_loaded_model, check_model
+from dew.preflight.machine import check_folder, check_model, check_versions
 from dew.rewards import Verifier
 from dew.rewards.calls import reward_name
 from dew.rewards.verifiers import text_of
@@ -72,15 +69,13 @@ class Data:
 
 
 def read_data(parsed: Parsed) -> Data:
-    train, _ = data_of(parsed)
-    if not hasattr(train, "__len__") or len(train):
-        parsed.args.batches.check_rows(train)
-    return Data(rows_of(train), rewards_of(parsed))
-
-
-def rows_of(train: Any) -> list[Row]:
     """All rows, or the first ones of a streamed data set."""
-    return [dict(row) for row in islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)]
+    train, _ = data_of(parsed)
+    streamed = not hasattr(train, "__len__")
+    if streamed or len(train):
+        parsed.args.batches.check_rows(train)
+    rows = islice(train, STREAMED_ROWS if streamed else None)
+    return Data([dict(row) for row in rows], rewards_of(parsed))
 
 
 def check_columns(data: Data) -> Check:
@@ -202,36 +197,24 @@ def not_nan(values: np.ndarray) -> np.ndarray:
 
 
 def sample(parsed: Parsed, data: Data, count: int) -> Answers:
-    """About `count` answers, drawn by a trainer in a temporary folder."""
-    with TemporaryDirectory() as folder:
-        args = copy.copy(parsed.args)
-        args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
-        return sample_with(build_trainer(replace(parsed, args=args)), data, count)
-
-
-def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
-    """About `count` answers: whole groups, to prompts spread over the data. Does not change the trainer.
+    """About `count` answers: whole groups, to prompts spread over the data, by a trainer in a temporary folder.
 
     No more answers at once than in training, so that they take no more memory.
     """
-    size, args, training = trainer.num_generations, trainer.args, trainer.model.training
-    groups = min(max(1, math.ceil(count / size)), len(data.rows))
-    chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
-    at_once = max(1, args.batches.per_process // size)
-    batches = []
-    every, args.records_every = args.records_every, 1  # keeps the entropy
-    trainer.model.train()
-    began = perf_counter()
-    try:
-        with torch.random.fork_rng():
-            for start in range(0, groups, at_once):
-                rows = chosen[start : start + at_once]
-                batches.append(trainer.sample([dict(row) for row in rows for _ in range(size)]))
-    finally:
-        args.records_every = every
-        trainer.model.train(training)
-        trainer._metrics["train"].clear()
-    seconds = perf_counter() - began
+    with TemporaryDirectory() as folder:
+        args = copy(parsed.args)
+        args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
+        args.records_every = 1  # keeps the entropy
+        trainer = build_trainer(replace(parsed, args=args))
+        size, began = trainer.num_generations, perf_counter()
+        groups = min(max(1, math.ceil(count / size)), len(data.rows))
+        chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
+        at_once = max(1, args.batches.per_process // size)
+        trainer.model.train()
+        batches = [
+            trainer.sample([dict(row) for row in chosen[start : start + at_once] for _ in range(size)])
+            for start in range(0, groups, at_once)
+        ]
     columns = join_columns([batch.columns for batch in batches], {})
     signal = torch.cat([outcomes(trainer.algorithm, batch).signal for batch in batches])
     entropies = columns["entropy"][columns["mask"]]
@@ -242,12 +225,8 @@ def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
         truncated=columns["truncated"].tolist(),
         lengths=columns["length"].tolist(),
         entropy=float(entropies.mean()) if entropies.numel() else 0.0,
-        seconds=seconds,
+        seconds=perf_counter() - began,
     )
-
-
-def check_answers(answers: Answers, limit: int) -> list[Check]:
-    return [check_length(answers, limit), check_groups(answers), check_mean(answers), check_entropy(answers)]
 
 
 def check_length(answers: Answers, limit: int) -> Check:
@@ -384,20 +363,26 @@ def four_wrong(algorithm: Algorithm) -> Rows:
 
 # ── all checks, in order ────────────────────────────────────────────────────────────────────────────────────
 
-Say = Callable[[str], None]
-Draw = Callable[[Data, int], Answers]
 
-
-def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted: bool, say: Say) -> list[Check]:
+def check_run(
+    run: Run, typed: Mapping[str, str] | None, answers: int, untrusted: bool, say: Callable[[str], None]
+) -> list[Check]:
     checks = [check_versions()]
     try:
         parsed = parse(run, typed, untrusted=untrusted)
     except DewError as error:
         checks += [from_problem("settings", problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
-    checks.append(check_settings(parsed))
-    checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
-    checks.append(check_batches(parsed.args))
+    args, batches = parsed.args, parsed.args.batches
+    valid, problem = f"Settings given: {len(parsed.run.settings)}, all valid.", args.filtered_sampling()
+    if problem:
+        checks.append(warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy))
+    else:
+        checks.append(ok("settings", valid))
+    checks += guarded("folder", check_folder, Path(args.output_dir))
+    problem = args.misaligned()
+    says, remedy = (problem.what, problem.remedy) if problem else (f"{batches}.", "")
+    checks.append(graded("batches", says, remedy, warn=problem is not None, **batches.facts()))
     data, failures = attempt("data", read_data, parsed)
     if data is None:
         return [*checks, *failures, skipped("the rest", "There is no data to check.")]
@@ -405,44 +390,17 @@ def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted
     if checks[-1].status == "failed":
         return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
     checks += guarded("model", check_model, parsed, data.rows)
-    return checks + check_rewards(parsed.args, data, partial(sample, parsed), answers * _trainable(checks), say)
+    trainable = passed([check for check in checks if check.name not in ("folder", "disk")])
+    return checks + check_rewards(parsed, data, answers * trainable, say)
 
 
-def check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
-    args = trainer.args
-    checks = [check_versions(), check_batches(args), *guarded("folder", check_folder, Path(args.output_dir))]
-    rewards = [getattr(reward, "__wrapped__", reward) for reward in trainer.reward_funcs]
-    data = Data(rows_of(trainer.train_dataset), rewards)
-    checks.append(check_columns(data))
-    checks += guarded("model", check_loaded_model, trainer, data.rows)
-    return checks + check_rewards(args, data, partial(sample_with, trainer), answers * _trainable(checks), say)
-
-
-def _trainable(checks: list[Check]) -> bool:
-    return passed([check for check in checks if check.name not in ("folder", "disk")])
-
-
-def check_settings(parsed: Parsed) -> Check:
-    valid = f"Settings given: {len(parsed.run.settings)}, all valid."
-    if problem := parsed.args.filtered_sampling():
-        return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
-    return ok("settings", valid)
-
-
-def check_batches(args: DewConfig) -> Check:
-    """Prompts, answers and optimizer steps per generation."""
-    batches = args.batches
-    if problem := args.misaligned():
-        return warning("batches", problem.what, problem.remedy, **batches.facts())
-    return ok("batches", f"{batches}.", **batches.facts())
-
-
-def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:
+def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], None]) -> list[Check]:
     """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
+    args, answers = parsed.args, None
     outcome, failures = attempt("outcome", outcome_index, data.names, args)
     if outcome is None:
         return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
-    name, threshold, answers = data.names[outcome], args.build_algorithm().threshold, None
+    name, threshold = data.names[outcome], args.build_algorithm().threshold
     others = ", ".join(other for other in data.names if other != name)
     says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
     checks = [ok("outcome", says, outcome=outcome)]
@@ -450,10 +408,13 @@ def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say)
         checks += guarded("gold", check_golds, data, outcome, threshold)
     if count:
         say(f"sampling {count} answers ...")
-        answers, failures = attempt("answers", draw, data, count)
-        checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
+        answers, failures = attempt("answers", sample, parsed, data, count)
+        checks += failures
     else:
         checks.append(skipped("answers", "Skipped (--answers 0, or an earlier check failed)."))
+    if answers is not None:
+        checks.append(check_length(answers, int(args.max_completion_length or 0)))
+        checks += [check_groups(answers), check_mean(answers), check_entropy(answers)]
     for i, reward in enumerate(data.names):
         checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
     return checks + guarded("filter", check_filter, args, outcome, data, answers)
