@@ -149,7 +149,7 @@ def resume_on_trl(folder: Path, max_steps: int | None, untrusted: bool) -> None:
 
 
 def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
-    from dew.engines.trl.failures import disk_full
+    from dew.engines.trl.checkpoints import disk_full
     from dew.engines.trl.launch import build_trainer, launch
     from dew.report import build
 

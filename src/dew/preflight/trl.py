@@ -6,7 +6,6 @@ Checks that need something that is missing are skipped.
 import asyncio
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -53,8 +52,6 @@ STREAMED_ROWS = 1000
 """Rows to read from a streamed data set."""
 TOLERATED = 0.01
 """Share of gold answers that may be rejected before the check fails; fewer are a warning."""
-BEST_FIRST = ("correct", "wrong", "timeout", "unparsable", "none")
-"""Results of a gold answer. Of several formats the first in this list counts; none: the row has no gold answer."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +89,16 @@ def check_columns(data: Data) -> Check:
     return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
 
 
-def demonstration(row: Row) -> str | None:
-    """A worked solution, if the row has one besides its gold answer."""
-    gold = gold_of(row)
-    worked = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
-    return next((text for text in worked if text and text != gold), None)
-
-
 def correct_answers(row: Row) -> list[str]:
-    """Its demonstration, then its gold answer in the formats that rewards usually expect."""
-    worked, gold = demonstration(row), gold_of(row)
-    answers = [worked] if worked else []
+    """A worked solution, if the row has one, then its gold answer in the formats that rewards usually expect."""
+    gold = gold_of(row)
+    given = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
+    answers = [text for text in given if text and text != gold][:1]
     if gold is not None:
+        worked = answers[0] if answers else gold
         answers += [gold, f"\\boxed{{{gold}}}", f"{gold}+0={gold}", f"<answer>{gold}</answer>", f"#### {gold}"]
-        answers.append(f"<think>{worked or gold}</think>\\boxed{{{gold}}}")
-        answers.append(f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>")
+        answers.append(f"<think>{worked}</think>\\boxed{{{gold}}}")
+        answers.append(f"<think>\n{worked}\n</think>\n<answer>\n{gold}\n</answer>")
     return answers
 
 
@@ -125,44 +117,27 @@ def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) ->
 
 def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
-    reward, name = data.rewards[outcome], data.names[outcome]
-    results = _try_golds(reward, data, threshold)
-    counts, n = Counter(results), len(data.rows)
-    rejected = [i for i, result in enumerate(results) if result not in ("correct", "none")]
-    facts = {"rows": n, **counts, "not_accepted": rejected[:100]}
-    if counts["none"] == n:
+    reward, name, tries = data.rewards[outcome], data.names[outcome], [correct_answers(row) for row in data.rows]
+    n, rejected = len(tries), [i for i, texts in enumerate(tries) if texts]
+    if not rejected:
         remedy = "If the reward needs one, name its column answer, gold or solution."
-        return warning("gold", "The rows have no gold answer.", remedy, **facts)
-    if rejected:
-        kinds = ", ".join(f"{counts[kind]} {kind}" for kind in BEST_FIRST[1:-1] if counts[kind])
-        examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
-        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {examples}."
-        gold_only = isinstance(reward, Verifier) and reward.columns == ("answer",)
-        if not counts["correct"] and not gold_only and not any(map(demonstration, data.rows)):
-            remedy = "Call the reward on an answer that you know is correct: it accepts none of the usual formats."
-            return warning("gold", says, remedy, **facts)
-        remedy = "Correct or remove those rows: no answer to them can be rewarded."
-        return graded("gold", says, remedy, warn=True, fail=len(rejected) > TOLERATED * n, **facts)
-    return ok("gold", f"{name} accepts all {counts['correct']} gold answers.", **facts)
-
-
-def _try_golds(reward: Any, data: Data, threshold: float) -> list[str]:
-    """The result of each row: its correct answers are tried in turn, until one is accepted."""
-    tries = [correct_answers(row) for row in data.rows]
-    results = ["none"] * len(tries)
-    for turn in range(max(map(len, tries))):
-        left = [i for i, texts in enumerate(tries) if results[i] != "correct" and turn < len(texts)]
-        if not left:
-            break
-        texts, rows = [tries[i][turn] for i in left], [data.rows[i] for i in left]
-        if isinstance(reward, Verifier):
-            found: list[str] = [verdict.status for verdict in reward.verdicts(texts, rows)]
-        else:
-            values = score(reward, texts, rows, data)
-            found = ["unparsable" if math.isnan(v) else "correct" if v > threshold else "wrong" for v in values]
-        for i, result in zip(left, found, strict=True):
-            results[i] = min(results[i], result, key=BEST_FIRST.index)
-    return results
+        return warning("gold", "The rows have no gold answer.", remedy, rows=n)
+    given = len(rejected)
+    for turn in range(max(map(len, tries))):  # the formats in turn, until one is accepted
+        asked = [i for i in rejected if turn < len(tries[i])]
+        if asked:
+            values = score(reward, [tries[i][turn] for i in asked], [data.rows[i] for i in asked], data)
+            accepted = {i for i, value in zip(asked, values, strict=True) if value > threshold}
+            rejected = [i for i in rejected if i not in accepted]
+    facts = {"rows": n, "correct": given - len(rejected), "not_accepted": rejected[:100]}
+    if not rejected:
+        return ok("gold", f"{name} accepts all {given} gold answers.", **facts)
+    examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
+    says = f"{name} rejects {len(rejected)} of {n} gold answers, e.g. {examples}."
+    remedy, fail = "Correct or remove those rows: no answer to them can be rewarded.", len(rejected) > TOLERATED * n
+    if len(rejected) == given and not (isinstance(reward, Verifier) and reward.columns == ("answer",)):
+        remedy, fail = "Call the reward on an answer that you know is correct: it accepts none of these formats.", False
+    return graded("gold", says, remedy, warn=True, fail=fail, **facts)
 
 
 # ── a sample of the model's answers ─────────────────────────────────────────────────────────────────────────
@@ -255,21 +230,23 @@ def check_groups(answers: Answers) -> Check:
 
 def check_mean(answers: Answers) -> Check:
     n, scored = answers.outcome.size, not_nan(answers.outcome)
-    missing = n - scored.size
     if not scored.size:
         says = f"The reward returned None, NaN or infinity for all {n} answers."
         return failed("mean reward", says, "Return a number.", n=n)
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
     interval = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
-    facts = {"mean": interval.value, "low": interval.low, "high": interval.high, "answers": n, "not_judged": missing}
-    says = f"Mean {interval.value:.3f}, 95% interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers"
-    if missing > 0.01 * n:
-        remedy = "Find out why the reward returns None for them: they are left out of training."
-        return warning("mean reward", f"{says}; {missing} were not scored.", remedy, **facts)
-    if np.ptp(scored) == 0:
-        remedy = "Read some answers (dew eval saves them): without different rewards there is nothing to learn."
-        return warning("mean reward", f"{says}, all with the same reward.", remedy, **facts)
-    return ok("mean reward", f"{says}.", **facts)
+    facts: dict[str, Any] = {"mean": interval.value, "low": interval.low, "high": interval.high}
+    says = f"Mean {interval.value:.3f}, 95% interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers; "
+    says += f"{n - scored.size} of them were not scored."
+    remedy = "Read some answers (dew eval saves them): those without a reward, or all with the same, train nothing."
+    return graded(
+        "mean reward",
+        says,
+        remedy,
+        warn=scored.size < 0.99 * n or not np.ptp(scored),
+        not_judged=n - scored.size,
+        **facts,
+    )
 
 
 def check_entropy(answers: Answers) -> Check:
@@ -311,16 +288,13 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
         says += " An empty answer counts as correct." * wrong
         return graded(name, says, EMPTY_REMEDY, warn=False, fail=wrong, **facts)
     seen, on_answers = _distinct(gold, empty, own), _distinct(own)
-    if not seen:
-        remedy = "Remove it, or find out why it returns None."
-        return warning(name, f"{says} It never returned a number.", remedy, **facts)
-    if len(seen) == 1:
-        remedy = "Compare the format that it expects with the one that the prompt asks for, or remove it."
-        return graded(name, f"{says} It is always {seen[0]:g}.", remedy, warn=True, fail=bool(answers), **facts)
-    if len(on_answers) == 1:
-        remedy = "Show the format in the prompt, or remove this reward: it does not distinguish answers."
-        return warning(name, f"{says} It is {on_answers[0]:g} for every answer of the model.", remedy, **facts)
-    return ok(name, says, **facts)
+    if len(seen) < 2:
+        says += f" It is always {seen[0]:g}." if seen else " It never returned a number."
+    elif len(on_answers) == 1:
+        says += f" It is {on_answers[0]:g} for every answer of the model."
+    remedy = "Compare the format that it expects with the one that the prompt asks for, or remove it."
+    warn, fail = len(seen) < 2 or len(on_answers) == 1, len(seen) == 1 and answers is not None
+    return graded(name, says, remedy, warn=warn, fail=fail, **facts)
 
 
 def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:

@@ -9,6 +9,7 @@ A checkpoint of dew without its manifest was interrupted while it was written; o
 afterwards. CRC-32 detects accidents such as a flipped bit, not tampering.
 """
 
+import errno
 import json
 import logging
 import os
@@ -26,7 +27,7 @@ from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from dew.engines.recorder import RESUME
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, DewError, EngineError, Problem
 from dew.files import sync, write_atomically
 from dew.run.folder import RunFolder
 
@@ -78,8 +79,7 @@ def find_problem(checkpoint: Path) -> str | None:
 
 
 def check_complete(checkpoint: str) -> None:
-    problem = find_problem(Path(checkpoint))
-    if problem is not None:
+    if problem := find_problem(Path(checkpoint)):
         what = f"resume_from_checkpoint: {checkpoint} cannot be used: {problem}."
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
 
@@ -121,47 +121,40 @@ def finished(checkpoint: str, args: Any) -> TrainerState | None:
 
 def write_manifest(folder: Path) -> None:
     """Sync every file to the disk, then list them all."""
-    files = _files(folder)
+    files = _checksums(folder)
     with ThreadPoolExecutor(READERS) as readers:
-        checksums = list(readers.map(_checksum, files.values()))
-        list(readers.map(sync, [*files.values(), *{path.parent for path in files.values()}]))
-    entries = {name: (path.stat().st_size, found) for (name, path), found in zip(files.items(), checksums, strict=True)}
-    write_atomically(folder / MANIFEST, json.dumps({"schema": 1, "files": entries}, indent=1).encode())
+        list(readers.map(sync, {path for name in files for path in (folder / name, (folder / name).parent)}))
+    write_atomically(folder / MANIFEST, json.dumps({"schema": 1, "files": files}, indent=1).encode())
     sync(folder.parent)
 
 
 def find_damage(folder: Path) -> str | None:
     """What differs from the manifest, in a few words; None where every byte is as it was written."""
     try:
-        listed = json.loads((folder / MANIFEST).read_bytes())["files"]
-        expected = {str(name): (int(size), int(checksum)) for name, (size, checksum) in listed.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        expected = dict(json.loads((folder / MANIFEST).read_bytes())["files"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return f"{MANIFEST} cannot be read"
-    files = _files(folder)
-    for name, (size, _) in expected.items():  # sizes first: they cost nothing
-        if name not in files:
-            return f"{name} is missing"
-        if (found := files[name].stat().st_size) != size:
-            return f"{name} has {found:,} bytes of {size:,}"
-    with ThreadPoolExecutor(READERS) as readers:
-        checksums = list(readers.map(lambda name: _checksum(files[name]), expected))
-    for (name, (_, checksum)), found in zip(expected.items(), checksums, strict=True):
-        if found != checksum:
-            return f"{name} has changed since it was written"
-    return None
+    found = _checksums(folder)
+    return next(
+        (f"{n} is missing or has changed since it was written" for n in expected if found.get(n) != expected[n]), None
+    )
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _checksums(folder: Path) -> dict[str, list[int]]:
+    """[bytes, crc32] of every file by its name."""
+
+    def checksum(path: Path) -> list[int]:
+        value = 0
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                value = zlib.crc32(chunk, value)
+        return [path.stat().st_size, value]
+
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {path.relative_to(folder).as_posix(): path for path in paths}
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
+    with ThreadPoolExecutor(READERS) as readers:
+        return dict(
+            zip((path.relative_to(folder).as_posix() for path in paths), readers.map(checksum, paths), strict=True)
+        )
 
 
 @contextmanager
@@ -209,3 +202,24 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(json.loads(path.with_name(STATE).read_text()).get("epoch") or 0)
     return state
+
+
+# ── a full disk ─────────────────────────────────────────────────────────────────────────────────────────────
+
+FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+"""What the system, or a library that writes weights, reports."""
+
+
+def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
+    """The error of a run whose disk is full; None if `error` has another cause.
+
+    torch reports only that writing failed, so less than a megabyte free on the disk counts too.
+    """
+    full = any(text in str(error) for text in FULL)
+    if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
+        full = shutil.disk_usage(folder).free < 1 << 20
+    if isinstance(error, DewError) or not full:
+        return None
+    what, why = f"{folder}: the disk is full, and the run stopped.", "Earlier checkpoints are complete."
+    remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
+    return EngineError(Problem(what, why, remedy))

@@ -28,7 +28,7 @@ LIMITS = {
     **SETTINGS,
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), Setting(least=0)),
     **dict.fromkeys(("guide_weight", "guide_failed_weight"), Setting(least=0)),
-    **dict.fromkeys(("reward_timeout", "reward_memory", "guide_timeout"), Setting(above=0)),
+    **dict.fromkeys(("reward_timeout", "reward_memory"), Setting(above=0)),
 }
 """Settings with limits: those of both engines, and of TRL alone."""
 
@@ -71,11 +71,10 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
-    guide: str | None = _setting(None, "Mixed policy: model, OpenAI-compatible server or .jsonl file.")
+    guide: str | None = _setting(None, "Mixed policy: OpenAI-compatible server or .jsonl file.")
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
-    guide_timeout: float = _setting(120.0, "Maximum seconds to wait for an answer of the guide's server.")
     overwrite_output_dir: bool = _setting(False, "Delete an earlier run in output_dir when training starts.")
 
     epsilon: float | None = _of_algorithm("clip_low")

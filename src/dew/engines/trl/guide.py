@@ -1,8 +1,8 @@
 """Mixed policy: a guide answers each prompt in addition to the policy.
 
 Based on the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the full text was not
-available. A guide is another model, an OpenAI-compatible server, or a file of recorded answers. `MixedPolicy` is what
-the trainer calls, once per phase; nothing outside of this file knows more of it.
+available. A guide is an OpenAI-compatible server or a file of recorded answers. The trainer calls `MixedPolicy` once
+per phase; nothing outside of this file knows more of it.
 """
 
 import json
@@ -21,8 +21,7 @@ from dew.engines.credit import Credit, any_in_group, outcomes
 from dew.engines.recorder import Columns, Numbers
 from dew.engines.trl.batch import Batch, gather_rows, local_rows
 from dew.engines.trl.loss import divisor
-from dew.errors import ConfigError, EngineError, Problem, not_loaded
-from dew.run.config import find_model
+from dew.errors import ConfigError, EngineError, Problem
 from dew.tasks.files import SUFFIXES, raw_rows
 
 UNSCORED = 0.1
@@ -50,14 +49,14 @@ class Guide(Protocol):
         ...
 
 
-def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
-    """A server if `source` is a URL, recorded answers if it is a data file, else a model (path or name)."""
-    limit = args.max_completion_length
+def open_guide(source: str, tokenizer: Any, args: Any) -> Guide:
+    """A server if `source` is a URL, recorded answers if it is a data file."""
     if source.startswith(("http://", "https://")):
-        return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
+        return ServerGuide(source, tokenizer, args.max_completion_length, args.temperature)
     if source.endswith(SUFFIXES):
-        return RecordedGuide(source, tokenizer, limit)
-    return ModelGuide(source, tokenizer, limit, args.temperature, device)
+        return RecordedGuide(source, tokenizer, args.max_completion_length)
+    remedy = "Serve a model, e.g. with `vllm serve`, or record its answers."
+    raise ConfigError(Problem(f"guide={source!r} is neither a server (http://...) nor a .jsonl file.", remedy=remedy))
 
 
 class RecordedGuide(Guide):
@@ -115,6 +114,8 @@ def _key(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
+TIMEOUT = 120
+"""Seconds to wait for an answer."""
 WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """What a server is asked for. With its model's own defaults it would not sample from the distribution it reports."""
 
@@ -122,9 +123,9 @@ WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penal
 class ServerGuide(Guide):
     """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities are used if its tokens are the policy's."""
 
-    def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float, timeout: float) -> None:
+    def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float) -> None:
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._tokenizer, self._limit, self._temperature, self._timeout = tokenizer, limit, temperature, timeout
+        self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
         self._model: str = self._request("/models", lambda reply: reply["data"][0]["id"])
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
@@ -149,12 +150,12 @@ class ServerGuide(Guide):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
                 return read(json.loads(reply.read()))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             detail = f"{error} {error.read()[:200]!r}" if isinstance(error, HTTPError) else repr(error)
             what = f"guide: {self._base}{path} did not answer as an OpenAI-compatible server does ({detail})."
-            raise EngineError(Problem(what, remedy="Check that the server is up, or raise guide_timeout.")) from None
+            raise EngineError(Problem(what, remedy="Check that the server is up.")) from None
 
 
 def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
@@ -166,56 +167,17 @@ def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
     return [] if None in values else list(zip(found.get("tokens") or [], values, strict=True))
 
 
-class ModelGuide(Guide):
-    """Another causal language model with the policy's tokenizer."""
-
-    def __init__(self, model: Any, tokenizer: Any, limit: int, temperature: float, device: Any) -> None:
-        from transformers import AutoModelForCausalLM, GenerationConfig
-
-        if isinstance(model, str):
-            folder = find_model(model, "guide")
-            try:
-                model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
-            except (OSError, ValueError) as error:
-                what = f"guide={model!r} is neither a server (http://...) nor a .jsonl file."
-                raise ConfigError([what, not_loaded("guide", model, error)]) from None
-        if model.get_input_embeddings().num_embeddings < len(tokenizer):
-            why = "Guide and policy must share a tokenizer."
-            raise ConfigError(Problem("guide: the model has fewer tokens than the policy's tokenizer.", why))
-        self._model = model.to(device).eval()
-        # Its own defaults (top_p, top_k, penalties) would sample from another distribution than the recorded one.
-        self._model.generation_config = GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-        )
-        self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
-
-    @torch.no_grad()
-    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
-        inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
-        end = self._tokenizer.eos_token_id
-        draw = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "max_new_tokens": self._limit}
-        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **draw)
-        logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
-        sampled = whole[:, len(prompt_ids) :]
-        logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
-        answers = []
-        for ids, values in zip(sampled.tolist(), logps.tolist(), strict=True):
-            length = ids.index(end) + 1 if end in ids else len(ids)
-            answers.append(GuideAnswer(ids[:length], values[:length]))
-        return answers
-
-
 # ── the guide in a trainer ──────────────────────────────────────────────────────────────────────────────────
 
 
 def mixed_policy(trainer: Any, given: Guide | None, dataset: Any) -> "MixedPolicy | None":
     """With the guide that was given as an object or that the config names, if it can be used with this trainer."""
-    args, device = trainer.args, trainer.accelerator.device
+    args = trainer.args
     if given is None and args.guide is None:
         return None
     if trainer.tools:
         raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
-    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
+    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args)
     wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
     if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
         what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"

@@ -1,9 +1,10 @@
-"""The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder."""
+"""The metrics of a step, named as in docs/metrics.md, infinities and NaNs, and what a run leaves in its folder."""
 
+import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +24,7 @@ from dew.engines.recorder import (
     script,
 )
 from dew.engines.trl.batch import Batch, gather_columns
-from dew.engines.trl.failures import finite_only
+from dew.errors import EngineError, Problem
 
 EVERY_STEP = (
     "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/", "kl/",
@@ -103,6 +104,73 @@ def sampler_metrics(logp: Tensor, sampler_logp: Tensor, mask: Tensor, accelerato
     sums = torch.stack(((ratio - 1 - log_ratio).sum(), ratio.sum(), torch.ones_like(ratio).sum()))
     kl, total, count = accelerator.reduce(sums, reduction="sum").tolist()
     return {"sampler/kl": kl / count, "sampler/ratio": total / count} if count else {}
+
+
+# ── infinities and NaNs ─────────────────────────────────────────────────────────────────────────────────────
+
+PATIENCE = 3
+"""Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
+
+
+def not_finite(parts: Tensor, finite: Tensor, advantages: Tensor, names: Sequence[str]) -> str | None:
+    """What is not finite: (N, F) rewards, where NaN is none, logits of (N,) answers, (N, T) advantages."""
+    for name, bad in zip(names, parts.isinf().sum(0).tolist(), strict=True):
+        if bad:
+            return f"reward {name!r} of {bad} answers"
+    if not finite.all():
+        return "logits"
+    return None if advantages.isfinite().all() else "advantages"
+
+
+def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Without infinities and NaNs: one would spoil every mean that it enters."""
+    return {name: x for name, x in numbers.items() if not isinstance(x, float) or math.isfinite(x)}
+
+
+class NonFinite:
+    """Skips a step with an infinity or a NaN in rewards, logits, advantages, loss or gradient; three in a row end it.
+
+    Every process looks at the same gathered numbers, so all of them skip together. A skipped step leaves weights and
+    optimizer unchanged; the step number, the schedule and the prompts advance.
+    """
+
+    def __init__(self) -> None:
+        self._generation: str | None = None
+        """What is not finite in the current generation."""
+        self._counted = False
+        self._row: list[str] = []
+
+    def start(self, generation: str | None) -> None:
+        self._generation, self._counted = generation, False
+
+    def check(self, step: int, norm: float, *, loss: float = 0.0, scaled: bool) -> str | None:
+        """Why the step must be skipped, or None. Raises when it is one too many.
+
+        `scaled`: in fp16 a loss scaler overflows until it has found its scale. Such a step is skipped, but does not
+        count towards stopping the run.
+        """
+        found = self._generation or (None if math.isfinite(loss) else "loss")
+        overflow = found is None and scaled
+        if found is None and not math.isfinite(norm):
+            found = f"gradient: norm {norm}"
+        if found is None:
+            self._row = []
+            return None
+        if not overflow and not (self._generation and self._counted):
+            self._row.append(f"step {step}, {found}")
+            self._counted = True
+        if len(self._row) >= PATIENCE:
+            listed = "".join(f"\n- {line}" for line in self._row)
+            what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
+            remedy = "Check the reward function and the rule; or lower the learning rate, and train in bf16, not fp16."
+            raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
+        return found
+
+    def state(self) -> dict[str, Any]:
+        return {"generation": self._generation, "row": self._row, "counted": self._counted}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._generation, self._row, self._counted = state["generation"], list(state["row"]), bool(state["counted"])
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────

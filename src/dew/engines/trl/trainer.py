@@ -29,7 +29,6 @@ from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.failures import NonFinite, disk_full, finite_only, not_finite
 from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
@@ -103,7 +102,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._mixed_policy = mixed_policy(self, guide, train_dataset)
         self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
-        self._nonfinite = NonFinite()
+        self._nonfinite = metrics.NonFinite()
         self._step_loss = 0.0
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
@@ -160,7 +159,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         except BaseException as error:
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-            full = disk_full(error, self.args.output_dir)
+            full = checkpoints.disk_full(error, self.args.output_dir)
             if full is None:
                 raise
             raise full from error
@@ -206,7 +205,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
-            self._nonfinite.start(not_finite(parts, finite, advantages, names))
+            self._nonfinite.start(metrics.not_finite(parts, finite, advantages, names))
         else:
             self._put(metrics.pass_at(credit, size))
         if self._stream is None or not self.model.training:
@@ -408,7 +407,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _put(self, numbers: Numbers) -> None:
         """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
-        for name, value in finite_only(numbers).items():
+        for name, value in metrics.finite_only(numbers).items():
             self._metrics[self._mode][name].append(value)
         if self.model.training:
             self._recorder.put(numbers)
@@ -428,7 +427,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 found[name][:] = [x for x in found[name] if math.isfinite(x)]
                 if not found[name]:
                     del found[name]
-        for name in set(logs) - set(finite_only(logs)):
+        for name in set(logs) - set(metrics.finite_only(logs)):
             del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]

@@ -40,6 +40,7 @@ from dew.run.settings import (
     ROLLOUT,
     SETTINGS,
     Batches,
+    Setting,
 )
 from dew.tasks import Task, model_folder, task
 
@@ -120,16 +121,13 @@ class Launch:
 def prepare(run: Run, *, resume: bool = False) -> Launch:
     """Translate the run, or raise one error with every problem."""
     translation = Translation(run)
-    translation.check_names()
     algorithm, (batches, found) = translation.algorithm(), translation.batches()
     found = {
         **DEFAULTS,
-        **translation.copied(),
-        **translation.model(),
+        **translation.copied(resume),
         **found,
         **translation.schedule(max(1, int(batches.optimizer_steps))),
         **(translation.objective(algorithm) if algorithm is not None else {}),
-        **translation.folder(resume),
     }
     overrides = merged(found, flat(run.verl))
     if translation.problems or algorithm is None:
@@ -147,63 +145,53 @@ class Translation:
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.unused = [key for key in self.given if key not in (*SETTINGS, *ALGORITHM_NAMES)]
-
-    def problem(self, what: str, remedy: str = "") -> None:
-        self.problems.append(Problem(what, remedy=remedy))
-
-    def get(self, name: str) -> Any:
-        """A setting or its default; another type than the default's is a problem."""
-        value, default = self.given.get(name), SETTINGS[name].default
-        if value is None:
-            return default
-        kinds = (int, float) if isinstance(default, float) else (type(default),)
-        if default is not None and type(value) not in kinds:
-            self.problem(f"{name}={value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}.")
-            return default
-        if problem := SETTINGS[name].problem(name, value):
-            self.problems.append(problem)
-        return value
-
-    def count(self, name: str, default: int = 1) -> int:
-        """A whole number of at least 1: one of verl's keys if the name has a dot, else a setting."""
-        value = (self.own if "." in name else self.given).get(name)
-        if value is None:
-            value = default if "." in name else SETTINGS[name].default or default
-        if type(value) is int and value >= 1:  # True is an int too, but not a count
-            return value
-        self.problem(f"{name}={value!r}: expected a whole number of at least 1.")
-        return default
-
-    @property
-    def max_tokens(self) -> int:
-        return self.count("data.max_response_length", self.count("max_completion_length"))
-
-    def check_names(self) -> None:
-        """Settings in the wrong place, or not translated."""
         for key in self.unused:
-            value = self.given[key]
             if "." in key:
                 self.problem(f"{key} is a key of verl, not a setting.", f"Write {key}=VALUE, or put it under `verl:`.")
             elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
-            elif key in CHOOSE_ALGORITHM and value is not None and not self.given.get("algorithm"):
-                remedy = "Name it with `algorithm:`; only the TRL engine chooses one by this setting."
-                self.problem(f"{key}={value}, but no algorithm is named.", remedy)
+            elif key in CHOOSE_ALGORITHM and self.given[key] is not None and not self.given.get("algorithm"):
+                self.problem(f"{key}={self.given[key]}, but no algorithm is named.", "Name it with `algorithm:`.")
         if RUN_FOLDER in self.own:
             self.problem(f"{RUN_FOLDER}: data, checkpoints and records of a run share one folder.", "Set output_dir.")
         for name, setting in SETTINGS.items():
             value, key = self.given.get(name), setting.verl
             if setting.same is not None and value and value not in setting.same and key not in self.own:
                 self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
+        self.max_tokens = self.count("data.max_response_length", self.count("max_completion_length"))
+
+    def problem(self, what: str, remedy: str = "") -> None:
+        self.problems.append(Problem(what, remedy=remedy))
+
+    def get(self, name: str, default: Any = None, limits: Setting | None = None) -> Any:
+        """A setting, or one of verl's keys if the name has a dot. Another type than the default's is a problem."""
+        value, setting = (self.own if "." in name else self.given).get(name), SETTINGS.get(name, Setting())
+        default = default if setting.default is None else setting.default
+        if value is None:
+            return default
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        if default is not None and type(value) not in kinds:
+            self.problem(f"{name}={value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}.")
+            return default
+        if problem := (limits or setting).problem(name, value):
+            self.problems.append(problem)
+            return default
+        return value
+
+    def count(self, name: str, default: int = 1) -> int:
+        return int(self.get(name, default, Setting(least=1)))
 
     def algorithm(self) -> Algorithm | None:
         name = self.given.get("algorithm") or DEFAULT_ALGORITHM
+        found = {ours: x for theirs, ours in ALGORITHM_NAMES.items() if (x := self.given.get(theirs)) is not None}
+        if "clip_low" in found:
+            found.setdefault("clip_high", found["clip_low"])  # as in TRL
         try:
-            settings = self.run.algorithm_settings
+            settings = {"max_tokens": self.max_tokens, **found, **self.run.algorithm_settings}
             if name not in algorithm_classes():
                 import_modules(self.own.get(f"{MODEL}.external_lib"))
                 import_modules(environ.get(EXTERNAL, "").split(","))
-            algorithm = get_algorithm(name, **{**self.trl_names(), **settings})
+            algorithm = get_algorithm(name, **settings)
             if not algorithm.engine_loss and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
@@ -211,13 +199,6 @@ class Translation:
         except DewError as error:
             self.problems += error.problems
         return None
-
-    def trl_names(self) -> dict[str, Any]:
-        """Settings of the algorithm that the run has under TRL's names."""
-        found = {ours: x for theirs, ours in ALGORITHM_NAMES.items() if (x := self.given.get(theirs)) is not None}
-        if "clip_low" in found:
-            found.setdefault("clip_high", found["clip_low"])  # as in TRL
-        return {"max_tokens": self.max_tokens, **found}
 
     def batches(self) -> tuple[Batches, Overrides]:
         """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
@@ -258,27 +239,32 @@ class Translation:
             GPUS_PER_NODE: per_node, SAMPLER_GPUS: sampler, SEQUENCE_GPUS: sequence, MICRO_BATCH: micro,
         }  # fmt: skip
 
-    def copied(self) -> Overrides:
-        """The settings that have one key of verl."""
+    def copied(self, resume: bool) -> Overrides:
+        """The settings that have one key of verl, the model, how its prompts are formatted, and the run's folder."""
         plain = {name: setting.verl for name, setting in SETTINGS.items() if setting.verl and setting.same is None}
         found = {key: self.get(name) for name, key in plain.items() if not SETTINGS[name].steps}
         seeds, top_k = (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed"), self.get("top_k")
         found |= {**dict.fromkeys(seeds, found["data.seed"]), f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1}
-        return {key: value for key, value in found.items() if value is not None}
-
-    def model(self) -> Overrides:
-        """The model, and how its prompts are formatted."""
         if not self.given.get("model_name_or_path"):
             self.problem("model_name_or_path is missing.", "Name a model folder, a hub model, or tiny.")
         if self.run.task is None:
             self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
-        found: Overrides = {f"{MODEL}.path": model_folder(self.given.get("model_name_or_path") or "")}
         try:
             if self.run.task and not has_messages(task(self.run.task, **self.run.task_settings)):
                 found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
         except DewError as error:  # data that cannot be read
             self.problems += error.problems
-        return found
+        folder = Path(self.get("output_dir")).absolute()
+        return {key: value for key, value in found.items() if value is not None} | {
+            f"{MODEL}.path": model_folder(self.given.get("model_name_or_path") or ""),
+            "data.train_files": str(folder / "data" / "train.parquet"),
+            "data.val_files": str(folder / "data" / "val.parquet"),
+            f"+{RUN_FOLDER}": str(folder),
+            "trainer.default_local_dir": str(folder / "checkpoints"),
+            "trainer.resume_mode": "auto" if resume else "disable",
+            "trainer.experiment_name": folder.name,
+            "hydra.run.dir": str(folder / "hydra"),
+        }
 
     def schedule(self, per_step: int) -> Overrides:
         """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
@@ -302,18 +288,6 @@ class Translation:
             found[f"{ROLLOUT}.val_kwargs.do_sample"] = scoring.temperature > 0
             found[f"{ROLLOUT}.val_kwargs.temperature"] = scoring.temperature
         return found
-
-    def folder(self, resume: bool) -> Overrides:
-        folder = Path(self.get("output_dir")).absolute()
-        return {
-            "data.train_files": str(folder / "data" / "train.parquet"),
-            "data.val_files": str(folder / "data" / "val.parquet"),
-            f"+{RUN_FOLDER}": str(folder),
-            "trainer.default_local_dir": str(folder / "checkpoints"),
-            "trainer.resume_mode": "auto" if resume else "disable",
-            "trainer.experiment_name": folder.name,
-            "hydra.run.dir": str(folder / "hydra"),
-        }
 
     def objective(self, algorithm: Algorithm) -> Overrides:
         """Estimator, loss and filter: dew's, or verl's own where the class declares that they train the same."""
