@@ -9,14 +9,16 @@ from typing import ClassVar
 import pytest
 import torch
 from accelerate import Accelerator
+from transformers import AutoTokenizer
 
 import trl_tiny as tiny
 from dew import DAPO, GTPO
 from dew.engines.credit import give_credit
-from dew.engines.trl.guide import GuideAnswer, MixedPolicy, RecordedGuide, ServerGuide
+from dew.engines.trl.guide import GuideAnswer, MixedPolicy, ModelGuide, RecordedGuide, ServerGuide
 from dew.engines.trl.loss import loss_part
 from dew.errors import ConfigError, EngineError
 from dew.run.folder import RunFolder
+from dew.tasks import TINY
 
 A, B, EOS = 3 + tiny.LETTERS.index("a"), 3 + tiny.LETTERS.index("b"), 1
 
@@ -223,10 +225,18 @@ def test_a_bad_file_is_rejected(line, advice, tmp_path):
         RecordedGuide(str(tmp_path / "g.jsonl"), tiny.tokenizer(), limit=6)
 
 
+def test_a_bundled_model_is_a_guide_by_its_name():
+    tokenizer = AutoTokenizer.from_pretrained(TINY)
+    (answer,) = ModelGuide("tiny", tokenizer, 8, 1.0, "cpu").answer("1,2>3:", tokenizer("1,2>3:")["input_ids"], 1, 0)
+    assert answer.logps is not None and len(answer.ids) == len(answer.logps) <= 8
+
+
 def test_a_guide_that_does_not_exist_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         tiny.trainer(tmp_path, guide=str(tmp_path / "none.jsonl"))
-    with pytest.raises(ConfigError, match="neither a server"):
+    with pytest.raises(ConfigError, match="guide: there is no folder"):
+        tiny.trainer(tmp_path, guide=str(tmp_path / "no model"))
+    with pytest.raises(ConfigError, match="cannot be loaded"):
         tiny.trainer(tmp_path, guide="owner/no-such-model")
     with pytest.raises(EngineError, match="did not answer"):
         tiny.trainer(tmp_path, guide="http://127.0.0.1:9")
@@ -236,6 +246,21 @@ def test_prompts_missing_from_the_file_are_answered_by_the_policy_alone(tmp_path
     path = write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})
     batch = tiny.generation(tiny.ready(tmp_path / "run", others={}, guide=path, guide_completions=2))
     assert batch["guided"].nonzero().tolist() == [[3]] and batch["guide_logps"][3].isnan().all()
+
+
+def test_a_model_as_guide():
+    """It is sampled from its whole distribution, and its log-probabilities are those of its own logits."""
+    model, prompt = tiny.model(seed=1), [5, 6, 7]
+    model.generation_config.top_p = 1e-6  # as good as greedy
+    guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=0.7, device="cpu")
+    torch.manual_seed(0)
+    answers = guide.answer("", prompt, 8, turn=0)
+    assert len({tuple(answer.ids) for answer in answers}) > 1
+    for answer in answers:
+        logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / 0.7
+        expected = logits.log_softmax(-1)[range(len(answer.ids)), answer.ids]
+        assert answer.logps == pytest.approx(expected.tolist(), abs=1e-4)
+        assert len(answer.ids) == 5 or answer.ids[-1] == EOS
 
 
 class Server(BaseHTTPRequestHandler):

@@ -179,10 +179,8 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
 
 
 def _print_plan(parsed: "Parsed", as_json: bool) -> None:
-    from dew.engines.trl.launch import check_outcome
     from dew.preflight.machine import plan
 
-    check_outcome(parsed)
     found, settings = plan(parsed), vars(parsed.args.build_algorithm())
     if as_json:
         print_json({**parsed.run.to_dict(), "algorithm_settings": settings, "plan": found})

@@ -71,7 +71,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
-    guide: str | None = _setting(None, "Mixed policy: OpenAI-compatible server or .jsonl file.")
+    guide: str | None = _setting(None, "Mixed policy: model, OpenAI-compatible server or .jsonl file.")
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
@@ -202,8 +202,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
-            why = "Advantages compare the answers to one prompt with each other."
-            return [Problem(f"num_generations={self.num_generations}:", why, "Give at least 2; TRL's default is 8.")]
+            return [Problem(f"num_generations={self.num_generations}:", remedy="Give at least 2; TRL's default is 8.")]
         if not self.batches.fits:
             return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self._nearest_batches())}.")]
         return []
@@ -224,22 +223,15 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     def guide_problems(self) -> list[Problem]:
         """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
-        problems, algorithm = [], self.build_algorithm()
-        if algorithm.engine_loss:
-            why = "TRL's own loss has no term for another policy's answers."
-            problems.append(Problem(f"guide with algorithm={self.algorithm!r}:", why, "Choose another algorithm."))
-        if not 1 <= self.guide_completions < self.num_generations:
-            what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"
-            problems.append(Problem(what, "guide and policy must each give at least one of a group's answers."))
-        per_process = self.batches.per_process
-        if per_process % self.num_generations:
-            what = f"{per_process} answers per process are not whole groups of {self.num_generations},"
-            remedy = "Set per_device_train_batch_size x steps_per_generation to a multiple of num_generations."
-            problems.append(Problem(what, "which a guide needs.", remedy))
-        if algorithm.kl_coef:
-            why = "the KL term is not defined on another policy's answers."
-            problems.append(Problem("guide with kl_coef:", why, "Use one of them."))
-        return problems
+        algorithm, per_process, G = self.build_algorithm(), self.batches.per_process, self.num_generations
+        found = {
+            f"guide with algorithm={self.algorithm!r}: TRL's own loss has no term for a guide.": algorithm.engine_loss,
+            f"guide_completions={self.guide_completions} of num_generations={G}: guide and policy must each give at "
+            "least one of a group's answers.": not 1 <= self.guide_completions < G,
+            f"{per_process} answers per process are not whole groups of {G}, which a guide needs.": per_process % G,
+            "guide with kl_coef: the KL term is not defined on another policy's answers.": algorithm.kl_coef,
+        }
+        return [Problem(what) for what, wrong in found.items() if wrong]
 
 
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}

@@ -1,8 +1,8 @@
 """Mixed policy: a guide answers each prompt in addition to the policy.
 
 Based on the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the full text was not
-available. A guide is an OpenAI-compatible server or a file of recorded answers. The trainer calls `MixedPolicy` once
-per phase; nothing outside of this file knows more of it.
+available. A guide is another model, an OpenAI-compatible server, or a file of recorded answers. The trainer calls
+`MixedPolicy` once per phase; nothing outside of this file knows more of it.
 """
 
 import json
@@ -21,7 +21,8 @@ from dew.engines.credit import Credit, any_in_group, outcomes
 from dew.engines.recorder import Columns, Numbers
 from dew.engines.trl.batch import Batch, gather_rows, local_rows
 from dew.engines.trl.loss import divisor
-from dew.errors import ConfigError, EngineError, Problem
+from dew.errors import ConfigError, EngineError, Problem, not_loaded
+from dew.run.config import find_model
 from dew.tasks.files import SUFFIXES, raw_rows
 
 UNSCORED = 0.1
@@ -49,14 +50,13 @@ class Guide(Protocol):
         ...
 
 
-def open_guide(source: str, tokenizer: Any, args: Any) -> Guide:
-    """A server if `source` is a URL, recorded answers if it is a data file."""
+def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
+    """A server if `source` is a URL, recorded answers if it is a data file, else a model (path or name)."""
     if source.startswith(("http://", "https://")):
         return ServerGuide(source, tokenizer, args.max_completion_length, args.temperature)
     if source.endswith(SUFFIXES):
         return RecordedGuide(source, tokenizer, args.max_completion_length)
-    remedy = "Serve a model, e.g. with `vllm serve`, or record its answers."
-    raise ConfigError(Problem(f"guide={source!r} is neither a server (http://...) nor a .jsonl file.", remedy=remedy))
+    return ModelGuide(source, tokenizer, args.max_completion_length, args.temperature, device)
 
 
 class RecordedGuide(Guide):
@@ -167,6 +167,43 @@ def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
     return [] if None in values else list(zip(found.get("tokens") or [], values, strict=True))
 
 
+class ModelGuide(Guide):
+    """Another causal language model with the policy's tokenizer."""
+
+    def __init__(self, model: Any, tokenizer: Any, limit: int, temperature: float, device: Any) -> None:
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        if isinstance(model, str):
+            folder = find_model(model, "guide")
+            try:
+                model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
+            except (OSError, ValueError) as error:
+                raise ConfigError(not_loaded("guide", model, error)) from None
+        if model.get_input_embeddings().num_embeddings < len(tokenizer):
+            raise ConfigError("guide: the model has fewer tokens than the policy's tokenizer; they must share one.")
+        self._model = model.to(device).eval()
+        # Its own defaults (top_p, top_k, penalties) would sample from another distribution than the recorded one.
+        self._model.generation_config = GenerationConfig(
+            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+        self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
+
+    @torch.no_grad()
+    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
+        inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
+        end = self._tokenizer.eos_token_id
+        draw = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "max_new_tokens": self._limit}
+        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **draw)
+        logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
+        sampled = whole[:, len(prompt_ids) :]
+        logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
+        answers = []
+        for ids, values in zip(sampled.tolist(), logps.tolist(), strict=True):
+            length = ids.index(end) + 1 if end in ids else len(ids)
+            answers.append(GuideAnswer(ids[:length], values[:length]))
+        return answers
+
+
 # ── the guide in a trainer ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -177,7 +214,7 @@ def mixed_policy(trainer: Any, given: Guide | None, dataset: Any) -> "MixedPolic
         return None
     if trainer.tools:
         raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
-    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args)
+    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, trainer.accelerator.device)
     wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
     if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
         what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"

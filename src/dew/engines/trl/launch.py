@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
@@ -21,26 +20,16 @@ from safetensors import SafetensorError
 from torch.nn import Module
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import (
-    DatasetMixtureConfig,
-    ModelConfig,
-    TrlParser,
-    get_dataset,
-    get_peft_config,
-    get_quantization_config,
-)
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser, get_dataset, get_peft_config, get_quantization_config
 from trl import rewards as trl_rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
-from dew.engines.recorder import git_commit, versions
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, EngineError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
-from dew.rewards.calls import reward_name
 from dew.rewards.user_function import is_user_function
 from dew.run.config import Run, check_keys, find_model, to_yaml
 from dew.run.folder import RUN_AGAIN, RunFolder
@@ -48,9 +37,6 @@ from dew.run.permission import check_permission
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
-
-
-# ── settings ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
@@ -72,7 +58,6 @@ class Parsed:
 
 
 CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
-"""TRL's dataclasses of all settings."""
 
 
 def setting_fields() -> list[Field[Any]]:
@@ -119,13 +104,13 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and their dependencies
         kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
         raise ConfigError(f"{kind}{error}", source=both) from error
-    if not model.model_name_or_path:
-        advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
-        raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
     parsed = Parsed(replace(run, settings=settings), script, args, model, mixture)
+    if not model.model_name_or_path:
+        raise ConfigError("model_name_or_path is missing. Name a model folder, a hub model, or `tiny`.", source=file)
     if not parsed.data:
-        remedy = "Write `task: countdown` (or a .jsonl file) or TRL's `dataset_name:` or `datasets:`."
-        raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=file)
+        raise ConfigError(
+            "nothing to train on. Write `task:` (a name or a file) or TRL's `dataset_name:`.", source=file
+        )
     return parsed
 
 
@@ -164,9 +149,8 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         raise ConfigError(not_loaded(key, parsed.data, error)) from None
     train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
     if absent := [split for split in (train, test) if split is not None and split not in data]:
-        remedy = "Set dataset_train_split and dataset_test_split, or test_split_size for `datasets:`."
         what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
-        raise ConfigError(Problem(what, remedy=remedy), source=run.source)
+        raise ConfigError(Problem(what, remedy="Set dataset_train_split, dataset_test_split or test_split_size."))
     return data[train], data[test] if test is not None else None
 
 
@@ -180,8 +164,9 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
-        remedy = "Write `verifier: math` (or countdown), or `reward_funcs: [accuracy_reward]` or `[file.py:function]`."
-        raise ConfigError(Problem("no reward.", remedy=remedy), source=parsed.run.source)
+        raise ConfigError(
+            Problem("no reward.", remedy="Write e.g. `verifier: math` or `reward_funcs: [file.py:function]`.")
+        )
     return functions
 
 
@@ -196,15 +181,6 @@ def _reward(name: str, parsed: Parsed) -> Any:
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)
-
-
-def check_outcome(parsed: Parsed) -> None:
-    """Raise an error unless it is clear which reward decides. Loads none of them."""
-    verifier = verifier_of(parsed.run)
-    if verifier is None and not parsed.args.build_algorithm().engine_loss:
-        names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]
-        model = parsed.script.reward_model_name_or_path
-        outcome_index(names + [reward_name(model)] * bool(model), parsed.args)
 
 
 # ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -244,9 +220,7 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
     trainer.add_callback(stop)
     if trainer.accelerator.is_main_process:
         sweep(folder)
-        found = {**versions("torch", "transformers", "trl", "accelerate"), "git commit": git_commit()}
-        used = ", ".join(f"{name} {value}" for name, value in found.items() if value)
-        write_atomically(folder / "config.yaml", to_yaml(parsed.run, [RUN_AGAIN, used]).encode())
+        write_atomically(folder / "config.yaml", to_yaml(parsed.run, [RUN_AGAIN]).encode())
         if isinstance(verifier_of(parsed.run), MathVerifier):
             RunFolder(folder).write_run({"verifier": verifier_versions()})
     trainer.accelerator.wait_for_everyone()
@@ -265,8 +239,7 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
         return "stopped"
     if not _weights_are_finite(trainer):
         trainer._recorder.end("failed")
-        what = "Training ended with weights that are not finite, and no model was written."
-        raise EngineError(Problem(what, remedy="Lower learning_rate, then train again in a new folder."))
+        raise EngineError("The weights are not finite, and no model was written. Lower learning_rate and train again.")
     _save_model(trainer, folder / "model")
     if scored:
         _score(trainer, parsed, "after", say)
@@ -355,7 +328,7 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
 
 
 def quiet() -> None:
-    """Turn off progress bars and telemetry of the libraries, for the output of a command."""
+    """Without progress bars and telemetry of the libraries."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,13 +1,6 @@
 """DewTrainer: TRL's GRPOTrainer with an algorithm of dew. It calls TRL's methods and works on what they return.
 
-train                            claim the run's folder or resume, explain what ended the run
-_generate_and_score_completions  one generation:
-    sample                         TRL generates and scores; dew adds the entropy of the sampling policy
-    give_credit                    the algorithm's advantages, once, on whole groups
-    _report                        metrics, the advantages in TRL's table of completions, token records
-_compute_loss                    the algorithm's loss, per micro-batch
-_get_grad_norm                   skip the step if something is not finite
-_save_checkpoint                 TRL's, then dew's state and a manifest
+Its methods are in the order in which a batch reaches them (CONTRIBUTING.md, "The path of one batch").
 """
 
 import logging
@@ -33,7 +26,7 @@ from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError
 
 logger = logging.getLogger("dew")
 
@@ -69,8 +62,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
-            remedy = "Write DewConfig, which takes the same settings."
-            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+            raise ConfigError(f"args is a {type(args).__name__}. Write DewConfig, which takes the same settings.")
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
@@ -146,8 +138,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             if checkpoint is True:
                 checkpoint = self.last_good_checkpoint()
                 if checkpoint is None:
-                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
-                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
+                    raise ConfigError(f"resume: {self.args.output_dir} has no complete checkpoint.")
             elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
@@ -159,10 +150,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         except BaseException as error:
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-            full = checkpoints.disk_full(error, self.args.output_dir)
-            if full is None:
-                raise
-            raise full from error
+            if full := checkpoints.disk_full(error, self.args.output_dir):
+                raise full from error
+            raise
         self._recorder.end("done")
         return result
 
@@ -227,10 +217,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             return self.sample([dict(row) for row in rows[accelerator.process_index * count :][:count]])
 
         fills = {"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1}
-        quota, whole = self.args.generation_batch_size // size, self._guide is not None
-        return fill_batch(
-            sample, self.algorithm, stream, accelerator, quota=quota, size=size, whole_groups=whole, fills=fills
-        )
+        sizes = {
+            "quota": self.args.generation_batch_size // size,
+            "size": size,
+            "whole_groups": self._guide is not None,
+        }
+        return fill_batch(sample, self.algorithm, stream, accelerator, **sizes, fills=fills)
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
         """Generate and score one answer to each row of the data set; a prompt has as many rows as its group.
@@ -259,7 +251,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return generated
 
     def sampling_model(self) -> Any:
-        """The current weights, in the precision that they are sampled in."""
         return self._captured_sampling.current_model()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -290,7 +281,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return scores.logp, scores.entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
-        """Log-probabilities and entropies of the answers, and the router's loss."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         kwargs |= {key: inputs[key] for key in (*IMAGE_KEYS, "longest") if inputs.get(key) is not None}
@@ -360,7 +350,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """TRL's own loss, and the statistics of the step."""
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
         logp, entropy, _ = capture.passes[-1]
@@ -368,13 +357,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         logp, entropy = logp.detach(), entropy.detach()
         part = loss_part(inputs, logp, entropy)
         _, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=1)
-        logged = {"clip/low": "clip_ratio/low_mean", "clip/high": "clip_ratio/high_mean"}
-        for ours, theirs in logged.items():  # TRL knows what its loss clips
-            values = self._metrics[self._mode].get(theirs)
-            if values:
-                stats[ours] = torch.tensor(values[-1], device=logp.device)
-            else:
-                stats.pop(ours)
+        for side in ("low", "high"):  # TRL knows what its loss clips
+            del stats[f"clip/{side}"]
+            if values := self._metrics[self._mode].get(f"clip_ratio/{side}_mean"):
+                stats[f"clip/{side}"] = torch.tensor(values[-1], device=logp.device)
         self._statistics.add(stats, part.mask.sum())
         self._statistics.add_update(loss, inputs["verdict"], part.mask, entropy)
         return loss
@@ -388,13 +374,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """Called between gradient and update: a step with an infinity or a NaN loses its gradient."""
+        """Called between gradient and update: a step that is not finite loses its gradient."""
         norm = super()._get_grad_norm(*args, **kwargs)
         value = float(norm) if norm is not None else 0.0
         step, scaler = self.state.global_step + 1, self.accelerator.scaler
         scaled = scaler is not None and scaler.get_scale() > 1
-        found = self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled)
-        if found is not None:
+        if found := self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled):
             self.optimizer.zero_grad()
             if self.accelerator.is_main_process:
                 logger.warning("Skipping step %d, not finite: %s", step, found)
@@ -436,7 +421,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _own_state(self) -> dict[str, Any]:
-        """What TRL does not save. `generation`: what is being trained on, moved to the device when loaded."""
+        """What TRL does not save."""
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
@@ -468,6 +453,5 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Everything, then the manifest; only then are older checkpoints removed."""
         with checkpoints.sealed(self, self._own_state()):
             super()._save_checkpoint(*args, **kwargs)
