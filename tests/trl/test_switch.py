@@ -196,15 +196,6 @@ def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
         launch.data_of(without)
 
 
-def test_the_outcome_of_several_rewards_is_checked_without_loading_them():
-    keys = {**SMALL, "dataset_name": "d", "reward_funcs": ["m.py:right", "package.short"]}
-    with pytest.raises(ConfigError, match=r"2 reward functions \(right, short\).*outcome_reward='right'"):
-        launch.check_outcome(parse(make_run(keys)))
-    launch.check_outcome(parse(make_run({**keys, "outcome_reward": "short"})))
-    launch.check_outcome(parse(make_run({**keys, "algorithm": "trl"})))
-    launch.check_outcome(parse(make_run({**keys, "dataset_name": None, "task": "countdown"})))
-
-
 def test_trls_own_loss_reports_dews_metrics(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     settings = {"num_iterations": 2, "algorithm": "trl", "records_every": 1, "learning_rate": 1e-2}

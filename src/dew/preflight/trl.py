@@ -1,7 +1,4 @@
-"""The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer.
-
-Checks that need something that is missing are skipped.
-"""
+"""The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer."""
 
 import asyncio
 import inspect
@@ -28,19 +25,7 @@ from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import Parsed, build_trainer, data_of, parse, rewards_of
 from dew.engines.trl.rewards import checked, missing_columns, outcome_index
 from dew.errors import DewError
-from dew.preflight import (
-    EMPTY_REMEDY,
-    Check,
-    attempt,
-    failed,
-    from_problem,
-    graded,
-    guarded,
-    ok,
-    passed,
-    skipped,
-    warning,
-)
+from dew.preflight import EMPTY_REMEDY, Check, attempt, from_problem, graded, guarded, ok, passed, skipped, warning
 from dew.preflight.machine import check_folder, check_model, check_versions
 from dew.rewards import Verifier
 from dew.rewards.calls import reward_name
@@ -77,16 +62,13 @@ def read_data(parsed: Parsed) -> Data:
 
 def check_columns(data: Data) -> Check:
     """Whether the data has the columns that the trainer and the rewards read."""
-    if not data.rows:
-        return failed("columns", "The training data has no rows.", "Choose a split that has rows.")
-    columns = list(data.rows[0])
-    facts = {"rows": len(data.rows), "columns": columns}
-    if missing := missing_columns(columns, data.rewards):
-        remedy = "For a JSONL file, task_settings {prompt: ..., answer: ...} names the columns."
-        return failed("columns", " ".join(missing), remedy, **facts)
-    if empty := sum(not row["prompt"] for row in data.rows):
-        return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)
-    return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
+    columns = list(data.rows[0]) if data.rows else []
+    missing = missing_columns(columns, data.rewards)
+    empty = 0 if missing else sum(not row["prompt"] for row in data.rows)
+    says = " ".join(missing) or f"{len(data.rows)} rows with {', '.join(columns)}; {empty} prompts are empty."
+    remedy = "Name the columns of a file with task_settings {prompt: ..., answer: ...}; remove rows without a prompt."
+    warn, fail = empty > 0, bool(missing)
+    return graded("columns", says, remedy, warn=warn, fail=fail, rows=len(data.rows), columns=columns)
 
 
 def correct_answers(row: Row) -> list[str]:
@@ -103,10 +85,7 @@ def correct_answers(row: Row) -> list[str]:
 
 
 def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> np.ndarray:
-    """One reward per text, called as the trainer calls it; `rows[i]` is the problem that `texts[i]` answers.
-
-    NaN where the reward returned None.
-    """
+    """One reward per text, called as the trainer calls it, NaN for None; `texts[i]` answers the problem `rows[i]`."""
     columns = {key: [row.get(key) for row in rows] for key in data.rows[0] if key not in ("prompt", "completion")}
     chat = isinstance(data.rows[0]["prompt"], list)
     completions = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
@@ -142,12 +121,10 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
 
 # ── a sample of the model's answers ─────────────────────────────────────────────────────────────────────────
 
-TRUNCATED_WARNING, TRUNCATED_FAILURE = 0.3, 0.7
-MIXED_WARNING = 0.1
 CONCLUSIVE = 8
 """With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
 PROBED = 32
-"""Number of rows whose correct and empty answers are passed to every reward."""
+"""Rows whose correct and empty answers are passed to every reward."""
 
 
 @dataclass(frozen=True)
@@ -205,13 +182,13 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
 
 
 def check_length(answers: Answers, limit: int) -> Check:
-    n, cut = len(answers.truncated), sum(answers.truncated)
-    share, mean, longest = cut / n, fmean(answers.lengths), max(answers.lengths)
-    facts = {"truncated": cut, "answers": n, "share": share, "limit": limit, "mean": mean, "longest": longest}
-    says = f"{cut} of {n} answers ({share:.0%}) are truncated at max_completion_length={limit}; mean {mean:.0f} tokens."
+    n, cut, mean = len(answers.truncated), sum(answers.truncated), fmean(answers.lengths)
+    facts = {"truncated": cut, "answers": n, "share": cut / n, "limit": limit, "mean": mean}
+    says = (
+        f"{cut} of {n} answers ({cut / n:.0%}) are truncated at max_completion_length={limit}; mean {mean:.0f} tokens."
+    )
     remedy = f"Raise max_completion_length, e.g. to {2 * limit}, or ask for shorter answers in the prompt."
-    warn, fail = share > TRUNCATED_WARNING, share > TRUNCATED_FAILURE
-    return graded("truncated", says, remedy, warn=warn, fail=fail, **facts)
+    return graded("truncated", says, remedy, warn=cut > 0.3 * n, fail=cut > 0.7 * n, **facts)
 
 
 def check_groups(answers: Answers) -> Check:
@@ -224,7 +201,7 @@ def check_groups(answers: Answers) -> Check:
     differ = sum(len(_distinct(group)) > 1 for group in answers.outcome)
     if differ > mixed:
         remedy = f"The reward differs within {differ} groups but not across the threshold: see the check `filter`."
-    few, none = mixed < max(1, MIXED_WARNING * n), mixed == 0 and n >= CONCLUSIVE
+    few, none = mixed < max(1, 0.1 * n), mixed == 0 and n >= CONCLUSIVE
     return graded("groups", says, remedy, warn=few, fail=none, **facts)
 
 
@@ -232,21 +209,13 @@ def check_mean(answers: Answers) -> Check:
     n, scored = answers.outcome.size, not_nan(answers.outcome)
     if not scored.size:
         says = f"The reward returned None, NaN or infinity for all {n} answers."
-        return failed("mean reward", says, "Return a number.", n=n)
+        return graded("mean reward", says, "Return a number.", warn=True, fail=True)
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
-    interval = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
-    facts: dict[str, Any] = {"mean": interval.value, "low": interval.low, "high": interval.high}
-    says = f"Mean {interval.value:.3f}, 95% interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers; "
-    says += f"{n - scored.size} of them were not scored."
+    mean = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
+    says = f"Mean {mean.value:.3f}, 95% interval {mean.low:.3f} to {mean.high:.3f}, over {scored.size} of {n} answers."
     remedy = "Read some answers (dew eval saves them): those without a reward, or all with the same, train nothing."
-    return graded(
-        "mean reward",
-        says,
-        remedy,
-        warn=scored.size < 0.99 * n or not np.ptp(scored),
-        not_judged=n - scored.size,
-        **facts,
-    )
+    warn = scored.size < 0.99 * n or not np.ptp(scored)
+    return graded("mean reward", says, remedy, warn=warn, mean=mean.value, low=mean.low, high=mean.high)
 
 
 def check_entropy(answers: Answers) -> Check:
@@ -269,20 +238,15 @@ def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, threshold: float) -> Check:
-    """One reward on correct answers, on empty ones and on the model's.
-
-    The outcome reward must not accept an empty answer; any other should differ between answers.
-    """
+    """The outcome reward must not accept an empty answer; any other should differ between answers."""
     name, reward = f"reward {data.names[index]}", data.rewards[index]
     if not callable(reward):
         return skipped(name, "Reward models are not probed.")
     gold, empty = probe(reward, data)
     own = answers.parts[:, index] if answers else np.empty(0)
-    scored = {"gold": not_nan(gold), "empty": not_nan(empty), "answers": not_nan(own)}
-    facts = {key: float(values.mean()) if values.size else None for key, values in scored.items()}
-    mean = {key: "None" if value is None else f"{value:.2f}" for key, value in facts.items()}
-    says = f"On correct answers {mean['gold']}, on empty ones {mean['empty']}"
-    says += f", on the model's {mean['answers']}." if answers else "."
+    facts = {"gold": _mean(gold), "empty": _mean(empty), "answers": _mean(own)}
+    shown = {key: "None" if value is None else f"{value:.2f}" for key, value in facts.items()}
+    says = "On correct answers {gold}, on empty ones {empty}, on the model's {answers}.".format(**shown)
     if index == outcome:
         wrong = bool((empty > threshold).any())
         says += " An empty answer counts as correct." * wrong
@@ -307,20 +271,25 @@ def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | N
     credit = give_credit(algorithm, four_wrong(algorithm))  # a user's own rule may raise here, as in training
     probes = probe(reward, data) if callable(reward) else ()
     different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
-    facts = {"values": different[:20], "different": len(different), "dynamic_sampling": algorithm.dynamic_sampling}
     if not algorithm.uses_threshold:
-        return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.", **facts)
+        return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.")
     if credit.signal.any():
         says = f"{algorithm.name} keeps a group of wrong answers if another reward differs between them."
-        return failed("filter", says, "Base Algorithm.signal on the outcome reward alone.")
+        return graded("filter", says, "Base Algorithm.signal on the outcome reward alone.", warn=True, fail=True)
     problem = algorithm.graded(torch.tensor(different))
     if problem is None:
-        return ok("filter", f"{name} decides which answers are correct, a binary reward.", **facts)
-    says = f"{name}: {problem.what} {problem.why}"
-    if "threshold" in (args.algorithm_kwargs or {}):
+        return ok("filter", f"{name} decides which answers are correct, a binary reward.", values=different)
+    chosen, remedy = "threshold" in (args.algorithm_kwargs or {}), problem.remedy
+    if chosen:
         remedy = "Nothing to change if answers above your threshold are the correct ones."
-        return warning("filter", says, remedy, **facts)
-    return graded("filter", says, problem.remedy, warn=True, fail=algorithm.dynamic_sampling, **facts)
+    fail = algorithm.dynamic_sampling and not chosen
+    return graded(
+        "filter", f"{name}: {problem.what} {problem.why}", remedy, warn=True, fail=fail, values=different[:20]
+    )
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(np.nanmean(values)) if not_nan(values).size else None
 
 
 def _distinct(*values: np.ndarray) -> list[float]:
@@ -329,13 +298,9 @@ def _distinct(*values: np.ndarray) -> list[float]:
 
 def four_wrong(algorithm: Algorithm) -> Rows:
     """A group of four wrong answers of two tokens, between which another reward differs."""
-    same_group = torch.zeros(4, dtype=torch.long)
-    mask, extra = torch.ones(4, 2, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
+    group, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, 2, dtype=torch.bool)
     signals = dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))
-    return Rows(group=same_group, mask=mask, outcome=torch.zeros(4), extra=extra, **signals)
-
-
-# ── all checks, in order ────────────────────────────────────────────────────────────────────────────────────
+    return Rows(group=group, mask=mask, outcome=torch.zeros(4), extra=torch.linspace(0.0, 1.0, 4), **signals)
 
 
 def check_run(

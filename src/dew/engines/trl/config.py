@@ -9,20 +9,13 @@ from typing import Any, ClassVar, get_args
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from dew.algorithms import (
-    DEFAULT_ALGORITHM,
-    ENGINE_ALGORITHM,
-    Algorithm,
-    algorithms_for,
-    get_algorithm,
-    list_algorithms,
-)
+from dew import algorithms
+from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, algorithms_for, get_algorithm
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
 
 logger = logging.getLogger("dew")
-
 
 LIMITS = {
     **SETTINGS,
@@ -31,14 +24,11 @@ LIMITS = {
     **dict.fromkeys(("reward_timeout", "reward_memory"), Setting(above=0)),
 }
 """Settings with limits: those of both engines, and of TRL alone."""
+RECORDS = [SETTINGS[f"records_{name}"].default for name in ("every", "groups", "keep")]
 
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
-
-
-def _shared(name: str, help: str) -> Any:
-    return _setting(SETTINGS[name].default, help)
 
 
 def _of_algorithm(setting: str | None = None) -> Any:
@@ -57,17 +47,16 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
     algorithm: str | None = _setting(
-        None, f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM})."
+        None,
+        f"One of {', '.join(algorithms.list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}).",
     )
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
     reward_memory: float | None = _setting(None, "Memory limit in GiB of a reward given by path (default: half).")
-    records_every: int = _shared("records_every", "Write token records at step 1, then every N steps; 0: none.")
-    records_groups: int = _shared("records_groups", "Groups in each token record.")
-    records_keep: int = _shared(
-        "records_keep", "Maximum number of records; beyond it every second one is deleted. 0: all."
-    )
+    records_every: int = _setting(RECORDS[0], "Write token records at step 1, then every N steps; 0: none.")
+    records_groups: int = _setting(RECORDS[1], "Groups in each token record.")
+    records_keep: int = _setting(RECORDS[2], "Maximum number of records; beyond it every second one goes. 0: all.")
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")

@@ -106,10 +106,11 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
         raise ConfigError(f"{kind}{error}", source=both) from error
     parsed = Parsed(replace(run, settings=settings), script, args, model, mixture)
     if not model.model_name_or_path:
-        raise ConfigError("model_name_or_path is missing. Name a model folder, a hub model, or `tiny`.", source=file)
+        problem = Problem("model_name_or_path is missing.", remedy="Name a model folder, a hub model, or `tiny`.")
+        raise ConfigError(problem, source=file)
     if not parsed.data:
         raise ConfigError(
-            "nothing to train on. Write `task:` (a name or a file) or TRL's `dataset_name:`.", source=file
+            Problem("nothing to train on.", remedy="Write `task:` or TRL's `dataset_name:`."), source=file
         )
     return parsed
 
@@ -164,9 +165,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
-        raise ConfigError(
-            Problem("no reward.", remedy="Write e.g. `verifier: math` or `reward_funcs: [file.py:function]`.")
-        )
+        raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
 
 
@@ -239,7 +238,8 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
         return "stopped"
     if not _weights_are_finite(trainer):
         trainer._recorder.end("failed")
-        raise EngineError("The weights are not finite, and no model was written. Lower learning_rate and train again.")
+        what = "The weights are not finite, and no model was written."
+        raise EngineError(Problem(what, remedy="Lower learning_rate, and train in a new folder."))
     _save_model(trainer, folder / "model")
     if scored:
         _score(trainer, parsed, "after", say)

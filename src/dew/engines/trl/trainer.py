@@ -26,7 +26,7 @@ from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
 
@@ -62,7 +62,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
-            raise ConfigError(f"args is a {type(args).__name__}. Write DewConfig, which takes the same settings.")
+            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
@@ -138,7 +138,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             if checkpoint is True:
                 checkpoint = self.last_good_checkpoint()
                 if checkpoint is None:
-                    raise ConfigError(f"resume: {self.args.output_dir} has no complete checkpoint.")
+                    what = f"resume: {self.args.output_dir} has no complete checkpoint."
+                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint."))
             elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
