@@ -19,7 +19,6 @@ class Check:
     status: Status
     says: str
     remedy: str = ""
-    """What to change; empty if nothing has to change."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The numbers behind the sentence, for programs."""
 
@@ -42,7 +41,6 @@ def from_problem(name: str, problem: Problem) -> Check:
 
 
 def passed(checks: Sequence[Check]) -> bool:
-    """True if no check failed. Warnings are allowed."""
     return all(check.status != "failed" for check in checks)
 
 
@@ -58,7 +56,6 @@ def attempt(name: str, function: Callable[..., T], *args: Any) -> tuple[T | None
 
 
 def guarded(name: str, check: Callable[..., Check | list[Check]], *args: Any) -> list[Check]:
-    """The checks that `check` returns, or a failed one if it raises."""
     result, failures = attempt(name, check, *args)
     if result is None:
         return failures

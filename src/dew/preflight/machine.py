@@ -35,25 +35,16 @@ if TYPE_CHECKING:
     from dew.engines.trl.launch import Parsed
 
 GB = 1e9
-PACKAGES = (
-    "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "triton", "vllm", "verl", "ray",
-    "tensordict", "TransferQueue",
-)  # fmt: skip
-"""The packages to show."""
-TRAINING_NEEDS = {
-    "trl": ("transformers", "trl", "accelerate", "datasets"),
-    "verl": ("verl", "ray", "TransferQueue"),
-}
+NEEDED = {"trl": ("transformers", "trl", "accelerate", "datasets"), "verl": ("verl", "ray", "TransferQueue")}
+PACKAGES = ("torch", *NEEDED["trl"], "peft", "math-verify", "triton", "vllm", *NEEDED["verl"], "tensordict")
 LONGEST_TRIED = 256
-"""Prompts to tokenize when looking for the longest: those with the most characters."""
+"""Prompts with the most characters, which are tokenized to find the longest."""
 ROOM = 0.85
-"""Share of the free memory that a run may use without a warning: allocators fragment, and the estimate is not exact."""
 TYPICAL_PROMPT = 200
 """Tokens of a prompt, in a plan made without reading the data."""
 
 
 def size(nbytes: float) -> str:
-    """1.5e9 -> 1.5 GB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"
@@ -61,12 +52,9 @@ def size(nbytes: float) -> str:
 
 
 def gpus() -> list[dict[str, Any]]:
-    found = []
-    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        free, total = torch.cuda.mem_get_info(i)
-        capability = ".".join(map(str, torch.cuda.get_device_capability(i)))
-        found.append({"name": torch.cuda.get_device_name(i), "free": free, "total": total, "capability": capability})
-    return found
+    found = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    memory = [torch.cuda.mem_get_info(i) for i in found]
+    return [{"name": torch.cuda.get_device_name(i), "free": memory[i][0], "total": memory[i][1]} for i in found]
 
 
 def free_disk(path: Path) -> int:
@@ -74,7 +62,6 @@ def free_disk(path: Path) -> int:
 
 
 def check_folder(folder: Path) -> Check:
-    """Whether a run's folder can be created and written to."""
     parent = existing(folder)
     try:
         try_writing(parent)
@@ -97,7 +84,6 @@ def doctor() -> list[Check]:
 
 
 def versions() -> list[dict[str, str | None]]:
-    """A row per package: the installed version, and the releases that dew supports, where it depends on them."""
     return [
         {"package": name, "installed": installed(name), "supported": SUPPORTED[name][0] if name in SUPPORTED else None}
         for name in PACKAGES
@@ -107,7 +93,7 @@ def versions() -> list[dict[str, str | None]]:
 def check_versions(engine: str | None = None) -> Check:
     """Whether an engine's packages are installed, in supported releases; by default, of the engine installed here."""
     engine = engine or ("verl" if installed("verl") else "trl")
-    found = {name: installed(name) for name in TRAINING_NEEDS[engine]}
+    found = {name: installed(name) for name in NEEDED[engine]}
     releases = {name: number for name, number in found.items() if number is not None and name in SUPPORTED}
     facts: dict[str, Any] = {"engine": engine, "installed": found}
     install = f"pip install {' '.join(f'{name}=={SUPPORTED[name][2]}' for name in releases)}"
@@ -123,7 +109,6 @@ def check_versions(engine: str | None = None) -> Check:
 
 
 def check_torch() -> Check:
-    """Several processes with several threads each are many times slower than with one thread each."""
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     given, n, cores = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads(), os.cpu_count()
     says = f"torch {torch.__version__} ({built}), Python {platform.python_version()} on {platform.platform()}; "
@@ -187,7 +172,6 @@ class Model:
     layers: int
     width: int
     context: int | None
-    """Maximum number of positions."""
     weight_bytes: float
     """Per parameter; 0.5 if quantized to 4 bits."""
 
@@ -222,7 +206,6 @@ def model_of(parsed: "Parsed") -> Model:
 
 
 def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
-    """What follows from the model's config: context, memory, disk."""
     from transformers import AutoTokenizer
 
     from dew.compare.sampling import prompt_text
@@ -242,13 +225,11 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
 
 
 def check_context(context: int | None, prompt: int, limit: int) -> Check:
-    """Whether the longest prompt and the longest answer fit the model's context."""
-    facts = {"prompt": prompt, "answer": limit, "context": context}
     says = f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes "
     says += f"{prompt + limit}, and the model has {context or 'no fixed number of'} positions."
     room = limit if context is None else context - prompt
     remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
-    return graded("context", says, remedy, warn=False, fail=limit > room, **facts)
+    return graded("context", says, remedy, warn=False, fail=limit > room, prompt=prompt, context=context)
 
 
 def optimizer_bytes(args: "DewConfig", model: Model) -> float:
@@ -256,7 +237,6 @@ def optimizer_bytes(args: "DewConfig", model: Model) -> float:
 
 
 def estimate(model: Model, args: "DewConfig", prompt: int, device_total: float = 0.0) -> dict[str, float]:
-    """Bytes per term."""
     w, reference = model.weight_bytes, args.build_algorithm().kl_coef and model.trained == model.parameters
     c = 2 if args.bf16 or args.fp16 or w <= 2 else 4
     per_token = c * model.width * (model.layers + 17 if args.gradient_checkpointing else 17 * model.layers)
@@ -275,7 +255,6 @@ REMEDIES = {
     "activations": "Set gradient_checkpointing: true, or halve per_device_train_batch_size and double "
     "gradient_accumulation_steps; the result is the same.",
 }
-"""What to change, by the largest term."""
 
 
 def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float) -> Check:
@@ -283,10 +262,9 @@ def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: 
     facts = {"bytes": round(total), "free": round(free), "device": device, "largest": largest, "terms": terms}
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
-    sharded = bool(args.deepspeed or args.fsdp)
-    hint = "The estimate is for one process without sharding, so the run may still fit. " if sharded else ""
-    remedy = hint + REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
-    return graded("memory", says, remedy, warn=total > ROOM * free, fail=total > free and not sharded, **facts)
+    remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
+    fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
+    return graded("memory", says, remedy, warn=total > ROOM * free, fail=fail, **facts)
 
 
 def optimizer_steps(args: "DewConfig", rows: int) -> int:
@@ -306,15 +284,13 @@ def checkpoints(args: "DewConfig", steps: int) -> int:
 
 
 def check_disk(args: "DewConfig", model: Model, rows: int) -> Check:
-    """Whether the checkpoints and the final model fit on the disk."""
     weights = max(model.weight_bytes, 2) * model.trained
     each = weights + (0.0 if args.save_only_model else optimizer_bytes(args, model))
     count, free = checkpoints(args, optimizer_steps(args, rows)), free_disk(Path(args.output_dir))
     needed = count * each + weights
     says = f"Checkpoints ({count} of {size(each)}) and model take {size(needed)}; {size(free)} free."
     remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
-    facts = {"checkpoints": count, "bytes": round(needed), "free": free}
-    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, **facts)
+    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, bytes=round(needed), free=free)
 
 
 def plan(parsed: "Parsed") -> dict[str, str]:

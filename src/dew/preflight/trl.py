@@ -34,7 +34,6 @@ from dew.run.config import Run
 from dew.tasks import Row
 
 STREAMED_ROWS = 1000
-"""Rows to read from a streamed data set."""
 TOLERATED = 0.01
 """Share of gold answers that may be rejected before the check fails; fewer are a warning."""
 
@@ -46,23 +45,19 @@ class Data:
 
     @property
     def names(self) -> list[str]:
-        """Names of the rewards, as TRL calls them."""
         return [reward_name(reward) for reward in self.rewards]
 
 
 def read_data(parsed: Parsed) -> Data:
     """All rows, or the first ones of a streamed data set."""
     train, _ = data_of(parsed)
-    streamed = not hasattr(train, "__len__")
-    if streamed or len(train):
-        parsed.args.batches.check_rows(train)
-    rows = islice(train, STREAMED_ROWS if streamed else None)
+    parsed.args.batches.check_rows(train)
+    rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
     return Data([dict(row) for row in rows], rewards_of(parsed))
 
 
 def check_columns(data: Data) -> Check:
-    """Whether the data has the columns that the trainer and the rewards read."""
-    columns = list(data.rows[0]) if data.rows else []
+    columns = list(data.rows[0])
     missing = missing_columns(columns, data.rewards)
     empty = 0 if missing else sum(not row["prompt"] for row in data.rows)
     says = " ".join(missing) or f"{len(data.rows)} rows with {', '.join(columns)}; {empty} prompts are empty."
@@ -124,7 +119,6 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
 CONCLUSIVE = 8
 """With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
 PROBED = 32
-"""Rows whose correct and empty answers are passed to every reward."""
 
 
 @dataclass(frozen=True)
@@ -134,13 +128,11 @@ class Answers:
     outcome: np.ndarray
     """(N, G) the outcome reward, which decides whether an answer is correct."""
     parts: np.ndarray
-    """(N·G, R) every reward."""
     signal: list[bool]
     """(N,) whether a group has both a correct and a wrong answer."""
     truncated: list[bool]
     lengths: list[int]
     entropy: float
-    """Mean over tokens, in nats."""
     seconds: float
 
 

@@ -16,11 +16,9 @@ from dew.run.config import Run
 from dew.run.permission import check_permission
 
 PROBED = 64
-"""Rows whose gold and empty answers are passed to the verifier."""
 
 
 def check_run(run: Run, typed: Collection[str] = (), untrusted: bool = False) -> list[Check]:
-    """Versions, settings, batches, GPUs, folder, data, verifier."""
     conflict = trl_beside_verl()
     checks = [check_versions("verl") if conflict is None else from_problem("versions", conflict)]
     try:
@@ -48,7 +46,6 @@ def check_gpus(launch: Launch, found: Sequence[dict[str, Any]]) -> Check:
 
 
 def check_data(launch: Launch) -> list[Check]:
-    """The problems as verl will read them, and the verifier."""
     data = prepare_data(launch, load_tokenizer(launch))
     with TemporaryDirectory() as folder:
         write_data(data, Path(folder))

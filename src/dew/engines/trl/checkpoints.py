@@ -1,12 +1,8 @@
 """Checkpoints from which a killed run resumes with identical results.
 
 TRL and transformers save weights, optimizer, schedule and random states. dew adds, in `dew_state_RANK.pt`, the
-generation that is being trained on, the position in it and in the prompts; and last of all a manifest:
-
-    dew_manifest.json    {"schema": 1, "files": {"model.safetensors": [bytes, crc32], ...}}
-
-A checkpoint of dew without its manifest was interrupted while it was written; one that differs from it was damaged
-afterwards. CRC-32 detects accidents such as a flipped bit, not tampering.
+generation that is being trained on, the position in it and in the prompts; and last of all a manifest of all files with
+their sizes and CRC-32. A checkpoint of dew without its manifest was interrupted while it was written.
 """
 
 import errno
@@ -34,9 +30,7 @@ from dew.run.folder import RunFolder
 logger = logging.getLogger("dew")
 
 STATE = "trainer_state.json"
-"""Written last by transformers: a checkpoint of plain TRL that lacks it, or has half of it, is incomplete."""
 OWN_STATE = "dew_state_{}.pt"
-"""Written first by dew, one per process."""
 MANIFEST = "dew_manifest.json"
 INTERRUPTED = "the run was interrupted while writing it"
 READERS = 4
@@ -66,7 +60,6 @@ def newest_complete(folder: str) -> str | None:
 
 
 def find_problem(checkpoint: Path) -> str | None:
-    """Why a run cannot resume from a checkpoint; None if it can."""
     if (checkpoint / MANIFEST).exists():
         return find_damage(checkpoint)
     if (checkpoint / OWN_STATE.format(0)).exists():
@@ -85,7 +78,6 @@ def check_complete(checkpoint: str) -> None:
 
 
 def last_good(folder: str, accelerator: Any) -> str | None:
-    """The newest complete checkpoint, verified by the main process for all processes."""
     found = [newest_complete(folder) if accelerator.is_main_process else None]
     return broadcast_object_list(found)[0]  # type: ignore[no-any-return]
 
@@ -98,9 +90,8 @@ def claim_folder(args: Any, accelerator: Any) -> str | None:
     if used and again and (found := last_good(folder, accelerator)) is not None:
         return found
     if used and not again and not args.overwrite_output_dir:
-        why = "A second one would be mixed into its metrics, records and checkpoints."
         remedy = "Choose another output_dir, train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
-        raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy))
+        raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", remedy=remedy))
     if used and accelerator.is_main_process:
         RunFolder(folder).clear()
     accelerator.wait_for_everyone()
@@ -207,7 +198,6 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
 # ── a full disk ─────────────────────────────────────────────────────────────────────────────────────────────
 
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-"""What the system, or a library that writes weights, reports."""
 
 
 def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
@@ -220,6 +210,5 @@ def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
         full = shutil.disk_usage(folder).free < 1 << 20
     if isinstance(error, DewError) or not full:
         return None
-    what, why = f"{folder}: the disk is full, and the run stopped.", "Earlier checkpoints are complete."
     remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
-    return EngineError(Problem(what, why, remedy))
+    return EngineError(Problem(f"{folder}: the disk is full, and the run stopped.", remedy=remedy))

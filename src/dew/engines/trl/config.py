@@ -124,7 +124,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         )
 
     def misaligned(self) -> Problem | None:
-        """A generation that does not make whole optimizer steps."""
         batches = self.batches
         return batches.misaligned("steps_per_generation", self.per_device_train_batch_size * batches.processes)
 
@@ -224,7 +223,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
 
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
-"""TRL's `loss_type` by what the loss is divided by."""
 
 
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
@@ -239,7 +237,6 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
-    """Settings that the user gave and that the algorithm defines differently."""
     if algorithm.engine_loss:
         return []
     problems = []

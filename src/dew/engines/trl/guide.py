@@ -31,16 +31,12 @@ UNSCORED = 0.1
 
 @dataclass(frozen=True)
 class GuideAnswer:
-    """One answer of the guide, in the policy's tokens."""
-
     ids: list[int]
     logps: list[float] | None = None
     """log π_φ of each token, if known."""
 
 
 class Guide(Protocol):
-    """Answers prompts."""
-
     def count(self, prompt: Any, wanted: int) -> int:
         """How many answers it has for a prompt, at most `wanted`."""
         return wanted
@@ -115,7 +111,6 @@ def _key(prompt: Any) -> str:
 
 
 TIMEOUT = 120
-"""Seconds to wait for an answer."""
 WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """What a server is asked for. With its model's own defaults it would not sample from the distribution it reports."""
 
@@ -146,7 +141,6 @@ class ServerGuide(Guide):
         return _answer(ids, [logp for _, logp in scored] if scored and same_tokens else None, self._limit)
 
     def _request(self, path: str, read: Callable[[Any], Any], body: dict[str, Any] | None = None) -> Any:
-        """What `read` finds in the server's reply."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
         try:
@@ -333,5 +327,4 @@ class MixedPolicy:
         return {"": (logp, own), "guide/": (torch.minimum(guide_logp, most), guides)}
 
     def _guided(self, batch: Batch) -> Tensor:
-        """(N,) A collective call."""
         return gather_rows(self._trainer.accelerator, batch.inputs["guided"])

@@ -41,8 +41,6 @@ logger = logging.getLogger("dew")
 
 @dataclass(frozen=True)
 class Parsed:
-    """A run as TRL's dataclasses."""
-
     run: Run
     script: Any
     args: DewConfig
@@ -52,7 +50,6 @@ class Parsed:
 
     @property
     def data(self) -> str:
-        """What the run trains on, for messages."""
         mixed = ", ".join(source.path for source in self.mixture.datasets)
         return self.run.task or mixed or self.script.dataset_name or ""
 
@@ -65,7 +62,6 @@ def setting_fields() -> list[Field[Any]]:
 
 
 def check_names(run: Run, typed: Mapping[str, str]) -> None:
-    """Report every unknown setting with the closest known one."""
     known = [f.name for f in setting_fields()]
     check_keys([name for name in run.settings if name in typed], known, source="command line")
     check_keys(run.settings, known, source=run.source or "config")
@@ -134,7 +130,6 @@ def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:
 
 
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
-    """Training data and evaluation data (or None), as TRL takes them."""
     run, script, evaluates = parsed.run, parsed.script, parsed.args.eval_strategy != "no"
     if run.task is not None:
         source, rows = training_rows(run)
@@ -328,7 +323,6 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
 
 
 def quiet() -> None:
-    """Without progress bars and telemetry of the libraries."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

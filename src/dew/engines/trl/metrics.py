@@ -182,7 +182,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
     def __init__(self, folder: str, writes: bool) -> None:
         super().__init__(folder, writes)
         self.seconds: dict[str, float] = defaultdict(float)
-        """Seconds per phase of the current step, nested phases excluded."""
         self._nested = 0.0
         self._numbers: Numbers = {}
         self._start = time.perf_counter()
@@ -236,7 +235,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self.seconds.clear()
 
     def record(self, batch: Batch, credit: Credit, trainer: Any) -> None:
-        """Write the token record of a batch. A collective call."""
         tokenizer, args = trainer._tokenizer, trainer.args
         names = ("prompt_ids", "prompt_mask", "completion_ids", "guided")
         ids = {name: batch.inputs[name] for name in names if name in batch.inputs}

@@ -162,7 +162,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._sampler
 
     def last_good_checkpoint(self) -> str | None:
-        """The newest complete checkpoint, verified by the main process for all processes."""
         self._verified = checkpoints.last_good(self.args.output_dir, self.accelerator)
         return self._verified
 
@@ -188,7 +187,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return trained
 
     def _report(self, batch: Batch, credit: Credit) -> None:
-        """Metrics, what is not finite, the advantages in TRL's table, and the token record if one is due."""
         size, names, threshold = self.group_size, self.reward_func_names, self.algorithm.threshold
         seconds = self._recorder.seconds["generation"]
         self._put(metrics.generation_metrics(batch, credit, size, names, threshold, seconds))
@@ -422,7 +420,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _own_state(self) -> dict[str, Any]:
-        """What TRL does not save."""
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),

@@ -83,7 +83,6 @@ DEFAULTS: Overrides = {
     "trainer.save_freq": -1,
     "trainer.test_freq": -1,
 }
-"""What every run sets, unless its `verl:` section does."""
 PROMPTS, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 NODES, GPUS_PER_NODE = "trainer.nnodes", "trainer.n_gpus_per_node"
 SAMPLER_GPUS = f"{ROLLOUT}.tensor_model_parallel_size"
@@ -99,8 +98,6 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}
 
 @dataclass(frozen=True)
 class Launch:
-    """A run that is ready to start."""
-
     run: Run
     overrides: Overrides
     batches: Batches
@@ -114,7 +111,6 @@ class Launch:
 
     @property
     def own_reward(self) -> bool:
-        """Whether the user's reward function takes the place of the verifier."""
         return bool(self[OWN_REWARD] != DEFAULTS[OWN_REWARD])
 
 
@@ -137,8 +133,6 @@ def prepare(run: Run, *, resume: bool = False) -> Launch:
 
 
 class Translation:
-    """Reads a run part by part and collects all problems and notes."""
-
     def __init__(self, run: Run) -> None:
         self.run, self.given = run, run.settings
         self.own = {key.lstrip("+"): value for key, value in flat(run.verl).items()}
@@ -348,12 +342,10 @@ BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
 
 
 def hydra_words(launch: Launch) -> list[str]:
-    """The overrides as hydra reads them."""
     return [f"{key}={hydra_text(value)}" for key, value in launch.overrides.items()]
 
 
 def hydra_text(value: Any) -> str:
-    """A value in hydra's grammar."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
@@ -372,7 +364,6 @@ def command(launch: Launch, python: str = sys.executable) -> list[str]:
 
 
 def shell_text(words: list[str]) -> str:
-    """The command for a shell, one override per line."""
     head, rest = words[: 1 + len(MAIN)], words[1 + len(MAIN) :]
     return " \\\n  ".join([shlex.join(head), *map(shlex.quote, rest)])
 
