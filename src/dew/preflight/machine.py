@@ -40,8 +40,6 @@ PACKAGES = ("torch", *NEEDED["trl"], "peft", "math-verify", "triton", "vllm", *N
 LONGEST_TRIED = 256
 """Prompts with the most characters, which are tokenized to find the longest."""
 ROOM = 0.85
-TYPICAL_PROMPT = 200
-"""Tokens of a prompt, in a plan made without reading the data."""
 
 
 def size(nbytes: float) -> str:
@@ -303,9 +301,4 @@ def plan(parsed: "Parsed") -> dict[str, str]:
         most = "" if args.max_steps > 0 else "at most "  # a file may have fewer problems than the run asks for
         found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
         found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"
-    try:
-        terms = estimate(model_of(parsed), args, TYPICAL_PROMPT, next((gpu["total"] for gpu in gpus()), 80e9))
-    except ConfigError:
-        return {**found, "memory": "not estimated: the model's config is not on this machine"}
-    total = size(sum(terms.values()))
-    return {**found, "memory": f"about {total} on each device, for prompts of {TYPICAL_PROMPT} tokens"}
+    return found

@@ -197,17 +197,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     def _nearest_batches(self) -> list[str]:
         """Settings that fit, each by changing a single number."""
-        sampled, G = self.batches.sampled, self.num_generations
-        per_device = self.per_device_train_batch_size
-        micro_batches = self.batches.per_process // per_device
-        together = micro_batches == self.gradient_accumulation_steps  # steps_per_generation follows accumulation
-        setting = "gradient_accumulation_steps" if together else "steps_per_generation"
-        found = []
-        for name, value in (("per_device_train_batch_size", per_device), (setting, micro_batches)):
-            unit = G // math.gcd(G, sampled // value)
-            found.append(f"{name}={' or '.join(str(n * unit) for n in (value // unit, value // unit + 1) if n > 0)}")
+        sampled, G, per_device = self.batches.sampled, self.num_generations, self.per_device_train_batch_size
+        unit = G // math.gcd(G, sampled // per_device)
+        near = [str(n) for n in (per_device // unit * unit, (per_device // unit + 1) * unit) if n]
         sizes = [n for n in range(2, sampled + 1) if sampled % n == 0]
-        return [*found, f"num_generations={min(sizes, key=lambda n: abs(n - G))}"] if sizes else found
+        found = [f"per_device_train_batch_size={' or '.join(near)}"]
+        return found + [f"num_generations={min(sizes, key=lambda n: abs(n - G))}"] * bool(sizes)
 
     def guide_problems(self) -> list[Problem]:
         """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""

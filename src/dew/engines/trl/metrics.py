@@ -135,13 +135,11 @@ class NonFinite:
     """
 
     def __init__(self) -> None:
-        self._generation: str | None = None
-        """What is not finite in the current generation."""
-        self._counted = False
-        self._row: list[str] = []
+        self.state: dict[str, Any] = {"generation": None, "counted": False, "row": []}
+        """What is not finite in the current generation, whether it was counted, and the steps skipped in a row."""
 
     def start(self, generation: str | None) -> None:
-        self._generation, self._counted = generation, False
+        self.state |= {"generation": generation, "counted": False}
 
     def check(self, step: int, norm: float, *, loss: float = 0.0, scaled: bool) -> str | None:
         """Why the step must be skipped, or None. Raises when it is one too many.
@@ -149,28 +147,22 @@ class NonFinite:
         `scaled`: in fp16 a loss scaler overflows until it has found its scale. Such a step is skipped, but does not
         count towards stopping the run.
         """
-        found = self._generation or (None if math.isfinite(loss) else "loss")
+        generation, row = self.state["generation"], self.state["row"]
+        found: str | None = generation or (None if math.isfinite(loss) else "loss")
         overflow = found is None and scaled
         if found is None and not math.isfinite(norm):
             found = f"gradient: norm {norm}"
         if found is None:
-            self._row = []
+            row.clear()
             return None
-        if not overflow and not (self._generation and self._counted):
-            self._row.append(f"step {step}, {found}")
-            self._counted = True
-        if len(self._row) >= PATIENCE:
-            listed = "".join(f"\n- {line}" for line in self._row)
-            what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged."
+        if not overflow and not (generation and self.state["counted"]):
+            row.append(f"step {step}, {found}")
+            self.state["counted"] = True
+        if len(row) >= PATIENCE:
+            what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged: "
             remedy = "Check the reward function and the rule; or lower the learning rate, and train in bf16, not fp16."
-            raise EngineError(Problem(f"{what}{listed}\n", remedy=remedy))
+            raise EngineError(Problem(f"{what}{'; '.join(row)}.", remedy=remedy))
         return found
-
-    def state(self) -> dict[str, Any]:
-        return {"generation": self._generation, "row": self._row, "counted": self._counted}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._generation, self._row, self._counted = state["generation"], list(state["row"]), bool(state["counted"])
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────

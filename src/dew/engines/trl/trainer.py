@@ -426,7 +426,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
             "position": self._stream.position if self._stream is not None else None,
-            "health": self._nonfinite.state(),
+            "health": self._nonfinite.state,
             "metrics": dict(self._metrics["train"]),
         }
 
@@ -437,18 +437,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if state is None:
             return
         self._metrics["train"].update(state["metrics"])
-        self._nonfinite.restore(state["health"])
+        self._nonfinite.state = state["health"]
         self._step, self._buffered_inputs = state["step"], state["generation"]
         if self._stream is not None and state["position"] is not None:
             self._stream.position = state["position"]
         for _ in range(state["epochs"] if self.shuffle_dataset else 0):
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Tied weights are saved once and are not missing."""
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
 
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
         with checkpoints.sealed(self, self._own_state()):

@@ -1,7 +1,5 @@
 """From a `Run` to the command that trains it on verl.
 
-    prepare(run)  ->  Launch(overrides={"data.train_batch_size": 128, ...}, batches, algorithm, notes)
-
 A run uses TRL's names. The settings that both engines have (`dew.run.settings`) become verl's keys. All others are
 written in verl's own keys, under `verl:` in the file (nested or dotted) or as `key=value` on the command line, and take
 precedence. Settings that verl does not use are listed in one note.
@@ -30,18 +28,9 @@ from dew.engines.verl.config import (
     import_modules,
     stock_estimator,
 )
-from dew.errors import ConfigError, DewError, Problem, did_you_mean
+from dew.errors import ConfigError, DewError, Problem
 from dew.run.config import Run, flat, merged
-from dew.run.settings import (
-    ACTOR,
-    ALGORITHM_NAMES,
-    CHOOSE_ALGORITHM,
-    MODEL,
-    ROLLOUT,
-    SETTINGS,
-    Batches,
-    Setting,
-)
+from dew.run.settings import ACTOR, ALGORITHM_NAMES, CHOOSE_ALGORITHM, MODEL, ROLLOUT, SETTINGS, Batches, Setting
 from dew.tasks import Task, model_folder, task
 
 Overrides = dict[str, Any]
@@ -226,8 +215,7 @@ class Translation:
         longest = self.count("data.max_prompt_length", DEFAULTS["data.max_prompt_length"]) + self.max_tokens
         micro = self.count(MICRO_BATCH, max(16384, longest))
         if micro * sequence < longest:
-            what = f"{MICRO_BATCH}={micro}: a prompt and its answer may have {longest} tokens."
-            self.problem(f"{what} Both must fit in one micro-batch.", "Raise it, or shorten them.")
+            self.problem(f"{MICRO_BATCH}={micro}: {longest} tokens must fit in one micro-batch.", "Raise it.")
         return batches, {
             PROMPTS: prompts, MINI_BATCH: mini, f"{ROLLOUT}.n": G, f"{ACTOR}.ppo_epochs": passes, NODES: nodes,
             GPUS_PER_NODE: per_node, SAMPLER_GPUS: sampler, SEQUENCE_GPUS: sequence, MICRO_BATCH: micro,
@@ -265,22 +253,18 @@ class Translation:
         found: Overrides = {}
         for name, setting in SETTINGS.items():
             if setting.steps and (value := self.get(name)) > 0:
-                found[setting.verl] = math.ceil(value / per_step)
+                steps = found[setting.verl] = math.ceil(value / per_step)
                 if value % per_step:
-                    became = f"{found[setting.verl]} steps of {per_step} each"
-                    self.notes.append(f"{name}={value} optimizer steps become {became}")
-        total = found.get("trainer.total_training_steps")
-        # An epoch has at least one step, so that many epochs never end the run early.
-        epochs = self.own.get("trainer.total_training_steps") or total or self.count("num_train_epochs")
-        found["trainer.total_epochs"] = epochs
+                    self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+        total = self.own.get("trainer.total_training_steps") or found.get("trainer.total_training_steps")
+        found["trainer.total_epochs"] = total or self.count("num_train_epochs")  # an epoch has at least one step
         if scoring := self.run.scores:
             if scoring.max_new_tokens not in (None, self.count("max_completion_length")):
                 self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
             found.setdefault("trainer.test_freq", total or found.get("trainer.save_freq", -1))
+            draw = {"n": scoring.k, "do_sample": scoring.temperature > 0, "temperature": scoring.temperature}
+            found |= {f"{ROLLOUT}.val_kwargs.{name}": value for name, value in draw.items()}
             found["trainer.val_before_train"] = True
-            found[f"{ROLLOUT}.val_kwargs.n"] = scoring.k
-            found[f"{ROLLOUT}.val_kwargs.do_sample"] = scoring.temperature > 0
-            found[f"{ROLLOUT}.val_kwargs.temperature"] = scoring.temperature
         return found
 
     def objective(self, algorithm: Algorithm) -> Overrides:
@@ -326,12 +310,9 @@ class Translation:
 
 
 def has_messages(source: Task) -> bool:
-    """Whether its prompts are chat messages, which the model's own template formats. Without a template of the task,
-    its first prompt decides."""
+    """Whether its prompts are chat messages, which the model's own template formats."""
     template = getattr(source, "template", "plain")
-    if template is None:
-        return any(not isinstance(row["prompt"], str) for row in source.rows(1))
-    return bool(template == "chat")
+    return template == "chat" or (template is None and not isinstance(source.rows(1)[0]["prompt"], str))
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -375,17 +356,13 @@ def check_with_verl(launch: Launch) -> bool:
         return False
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
 
     folder = Path(spec.origin).parent / "trainer" / "config"  # importing verl would take seconds
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         try:
             config = compose("ppo_trainer", overrides=hydra_words(launch))
         except HydraException as error:
-            text, new = " ".join(str(error).split()), "A key that verl does not have needs a leading +."
-            if not (key := re.match(r"Could not override '(\S+)'", text)):
-                raise ConfigError(Problem(f"verl refuses the configuration: {text}")) from None
-            near = did_you_mean(key[1], flat(OmegaConf.to_container(compose("ppo_trainer"))), cutoff=0.9)
-            raise ConfigError(Problem(f"verl has no key {key[1]!r}.", remedy=f"{near} {new}".lstrip())) from None
+            what = f"verl refuses the configuration: {' '.join(str(error).split())}"
+            raise ConfigError(Problem(what, remedy="A key that verl does not have needs a leading +.")) from None
     check(config)
     return True
