@@ -99,8 +99,9 @@ def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_pat
 
 def policy(**settings):
     """A mixed policy outside of a trainer."""
-    args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5)
-    return MixedPolicy(SimpleNamespace(algorithm=DAPO(**settings), args=args, accelerator=Accelerator(cpu=True)), None)
+    args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5, guide_completions=1)
+    plain = {"algorithm": DAPO(**settings), "accelerator": Accelerator(cpu=True), "tools": None, "use_vllm": False}
+    return MixedPolicy(SimpleNamespace(args=args, **plain), Always([A]))
 
 
 def rows(correct, guided_rows, group=None):

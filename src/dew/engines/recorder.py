@@ -123,9 +123,6 @@ def git_commit() -> str | None:
     return found.stdout.strip() or None
 
 
-# ── metrics, named as in docs/metrics.md ───────────────────────────────────────────────────────────────────
-
-
 def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
     """(sum, count) of the entropy over the tokens in `mask`: all, those of O⁺ (correct = 1), of O⁻ (correct = 0)."""
     H = torch.where(mask, entropy.detach(), 0)

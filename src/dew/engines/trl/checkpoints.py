@@ -35,8 +35,6 @@ MANIFEST = "dew_manifest.json"
 INTERRUPTED = "the run was interrupted while writing it"
 READERS = 4
 
-# ── which checkpoint to resume from ─────────────────────────────────────────────────────────────────────────
-
 
 def newest_complete(folder: str) -> str | None:
     """The newest complete checkpoint, or None.
@@ -107,9 +105,6 @@ def finished(checkpoint: str, args: Any) -> TrainerState | None:
     return None if more_epochs else state
 
 
-# ── manifest ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def write_manifest(folder: Path) -> None:
     """Sync every file to the disk, then list them all."""
     files = _checksums(folder)
@@ -171,9 +166,6 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
         rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step: clocks may be adjusted
 
 
-# ── dew's own state ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
     """None for a checkpoint of plain TRL. The generation is moved to `device`, and `epochs` are those completed.
 
@@ -194,8 +186,6 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     state["epochs"] = int(json.loads(path.with_name(STATE).read_text()).get("epoch") or 0)
     return state
 
-
-# ── a full disk ─────────────────────────────────────────────────────────────────────────────────────────────
 
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 

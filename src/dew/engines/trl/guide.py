@@ -201,22 +201,6 @@ class ModelGuide(Guide):
 # ── the guide in a trainer ──────────────────────────────────────────────────────────────────────────────────
 
 
-def mixed_policy(trainer: Any, given: Guide | None, dataset: Any) -> "MixedPolicy | None":
-    """With the guide that was given as an object or that the config names, if it can be used with this trainer."""
-    args = trainer.args
-    if given is None and args.guide is None:
-        return None
-    if trainer.tools:
-        raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
-    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, trainer.accelerator.device)
-    wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
-    if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
-        what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
-        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
-        raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
-    return MixedPolicy(trainer, guide)
-
-
 class MixedPolicy:
     """Adds the guide's answers to each group. It alone reads the columns that it adds to TRL's inputs:
 
@@ -225,8 +209,19 @@ class MixedPolicy:
     row_weight    (B,) weight of each answer in the loss
     """
 
-    def __init__(self, trainer: Any, guide: Guide) -> None:
-        self._trainer, self._guide = trainer, guide
+    def __init__(self, trainer: Any, guide: Guide | None, dataset: Any = ()) -> None:
+        """`guide` as an object, or else the one that the config names."""
+        args, self._trainer = trainer.args, trainer
+        if guide is None:
+            guide = open_guide(args.guide, trainer._tokenizer, args, trainer.accelerator.device)
+        self._guide, wanted = guide, args.guide_completions
+        if trainer.tools:
+            raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
+        uniform = trainer.use_vllm or trainer.accelerator.num_processes > 1
+        if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
+            what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
+            why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
+            raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
         self._answers: list[GuideAnswer | None] = []
         """Of the newest generation, an entry per row: the guide's answer, or None."""
 

@@ -27,7 +27,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import ConfigError, EngineError, Problem, did_you_mean, not_loaded
+from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
@@ -68,11 +68,7 @@ def check_names(run: Run, typed: Mapping[str, str]) -> None:
 
 
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
-    """TRL's dataclasses for a run's settings.
-
-    `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
-    that has none. `untrusted`: see run/permission.py.
-    """
+    """`typed`: settings of the command line, and their text. `dry` accepts a config for a GPU where there is none."""
     typed, file = typed or {}, run.source or "config"
     check_names(run, typed)
     both = f"{file} with the command line" if typed else file
@@ -102,12 +98,11 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
         raise ConfigError(f"{kind}{error}", source=both) from error
     parsed = Parsed(replace(run, settings=settings), script, args, model, mixture)
     if not model.model_name_or_path:
-        problem = Problem("model_name_or_path is missing.", remedy="Name a model folder, a hub model, or `tiny`.")
-        raise ConfigError(problem, source=file)
+        problems.append(Problem("model_name_or_path is missing.", remedy="Name a folder, a hub model, or `tiny`."))
     if not parsed.data:
-        raise ConfigError(
-            Problem("nothing to train on.", remedy="Write `task:` or TRL's `dataset_name:`."), source=file
-        )
+        problems.append(Problem("nothing to train on.", remedy="Write `task:` or TRL's `dataset_name:`."))
+    if problems:
+        raise ConfigError(problems, source=file)
     return parsed
 
 
@@ -231,10 +226,6 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
     if trainer.state.global_step < trainer.state.max_steps:
         trainer._recorder.end("stopped")
         return "stopped"
-    if not _weights_are_finite(trainer):
-        trainer._recorder.end("failed")
-        what = "The weights are not finite, and no model was written."
-        raise EngineError(Problem(what, remedy="Lower learning_rate, and train in a new folder."))
     _save_model(trainer, folder / "model")
     if scored:
         _score(trainer, parsed, "after", say)
@@ -275,13 +266,6 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         if self._requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._requested = True
-
-
-def _weights_are_finite(trainer: DewTrainer) -> bool:
-    """Each process looks at its own shard of the weights (FSDP2, ZeRO-3), and all of them get the same answer."""
-    weights = trainer.model.parameters()
-    shards = [p.to_local() if hasattr(p, "to_local") else getattr(p, "ds_tensor", p) for p in weights]
-    return all(gather_object([all(bool(shard.isfinite().all()) for shard in shards)]))
 
 
 def _save_model(trainer: DewTrainer, folder: Path) -> None:

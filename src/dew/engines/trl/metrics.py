@@ -106,8 +106,6 @@ def sampler_metrics(logp: Tensor, sampler_logp: Tensor, mask: Tensor, accelerato
     return {"sampler/kl": kl / count, "sampler/ratio": total / count} if count else {}
 
 
-# ── infinities and NaNs ─────────────────────────────────────────────────────────────────────────────────────
-
 PATIENCE = 3
 """Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
 

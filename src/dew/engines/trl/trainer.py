@@ -22,7 +22,7 @@ from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
+from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
@@ -91,7 +91,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
-        self._mixed_policy = mixed_policy(self, guide, train_dataset)
+        guided = guide is not None or args.guide is not None
+        self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
         self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
         self._nonfinite = metrics.NonFinite()

@@ -8,13 +8,13 @@ What verl controls itself (clipping, KL, group filtering, lengths) is set with v
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
-from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
+from dew.errors import ConfigError, DewError, EngineError, Problem, unknown
 from dew.run.settings import ACTOR, MODEL, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
@@ -101,14 +101,15 @@ def read_run_settings(config: Any) -> RunSettings | None:
     given = _section(config, "algorithm.dew_run")
     if not given:
         return None
-    known = [field.name for field in fields(RunSettings)]
-    wrong = [unknown(f"algorithm.dew_run has no setting {name!r}.", name, known) for name in given if name not in known]
-    wrong += filter(None, (SETTINGS[name].problem(name, given[name]) for name in known[1:] if name in given))
-    if "folder" not in given:
-        wrong.append(Problem("algorithm.dew_run.folder is missing."))
-    if wrong:
+    try:
+        settings = RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+    except (KeyError, TypeError):  # no folder, or an unknown name
+        remedy = "Its settings are folder, records_every, records_groups and records_keep."
+        raise ConfigError(Problem(f"algorithm.dew_run={given}.", remedy=remedy)) from None
+    numbers = {name: value for name, value in vars(settings).items() if name != "folder"}
+    if wrong := list(filter(None, (SETTINGS[name].problem(name, value) for name, value in numbers.items()))):
         raise ConfigError(wrong)
-    return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+    return settings
 
 
 def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
@@ -194,12 +195,11 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
 
 def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:
     """One of verl's own estimators in one of dew's trainer modes: dew only records the run."""
-    found, ours = [], ", ".join(dew_estimators())
+    found, ours = [], dew_estimators()
     if estimators and name not in estimators:
-        what = f"algorithm.adv_estimator={name} is not known."
-        found.append(Problem(what, did_you_mean(name, dew_estimators()), f"dew's estimators are {ours}."))
+        found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, ours))
     if read(config, "algorithm.dew"):
-        found.append(Problem(f"algorithm.dew.* are settings of {ours}; algorithm.adv_estimator is {name}."))
+        found.append(Problem(f"algorithm.dew.* are settings of dew's estimators; algorithm.adv_estimator is {name}."))
     if read(config, LOSS_MODE) == DEW_LOSS:
         found.append(Problem(f"{LOSS_MODE}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
     return found
