@@ -43,10 +43,7 @@ def held_out_rows(run: Run, source: Task) -> list[Row]:
 def evaluate_run(
     run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, seed: int, reward: Any = None, threshold: float = 0.5
 ) -> "Scores":
-    """pass@k and mean@k on held-out problems, as the run's `scores:` asks for.
-
-    Where the run has no verifier, answers with a `reward` above `threshold` are correct.
-    """
+    """pass@k and mean@k on held-out problems; without a verifier, a `reward` above `threshold` is correct."""
     from dew.compare import evaluate
 
     assert run.task is not None

@@ -81,10 +81,7 @@ class RunLog:
             "name": self.folder.path.name,
             "engine": packages[0],
             "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
-            "versions": {
-                "dew": __version__,
-                **{name: installed(name) for name in ("torch", "transformers", *packages)},
-            },
+            "versions": versions("torch", "transformers", *packages),
             "machine": {
                 "platform": platform.platform(),
                 "cpus": os.cpu_count(),

@@ -70,10 +70,7 @@ def preflight(
     untrusted: bool = False,
     say: Callable[[str], None] = print,
 ) -> list[Check]:
-    """Every check of a run before it trains.
-
-    `answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py.
-    """
+    """`answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py."""
     if run.engine == "verl":
         from dew.preflight.verl import check_run as check_verl
 

@@ -141,10 +141,7 @@ def not_nan(values: np.ndarray) -> np.ndarray:
 
 
 def sample(parsed: Parsed, data: Data, count: int) -> Answers:
-    """About `count` answers: whole groups, to prompts spread over the data, by a trainer in a temporary folder.
-
-    No more answers at once than in training, so that they take no more memory.
-    """
+    """About `count` answers, in whole groups, to prompts spread over the data; no more at once than in training."""
     with TemporaryDirectory() as folder:
         args = copy(parsed.args)
         args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
@@ -254,11 +251,7 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
 
 
 def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:
-    """Whether the outcome reward separates correct from wrong answers, if the algorithm depends on it.
-
-    A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group, even
-    those without a correct answer.
-    """
+    """A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group."""
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
     credit = give_credit(algorithm, four_wrong(algorithm))  # a user's own rule may raise here, as in training
     probes = probe(reward, data) if callable(reward) else ()

@@ -37,10 +37,7 @@ READERS = 4
 
 
 def newest_complete(folder: str) -> str | None:
-    """The newest complete checkpoint, or None.
-
-    Moves newer ones out of the way: removes interrupted ones, and renames damaged ones to `damaged-checkpoint-120`.
-    """
+    """Removes newer ones that were interrupted, and renames damaged ones to `damaged-checkpoint-120`."""
     found = [path for path in Path(folder).glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
     for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
         problem = find_problem(path)
@@ -191,10 +188,7 @@ FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errn
 
 
 def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
-    """The error of a run whose disk is full; None if `error` has another cause.
-
-    torch reports only that writing failed, so less than a megabyte free on the disk counts too.
-    """
+    """The error of a run whose disk is full, or None. torch only says that writing failed: a full disk counts too."""
     full = any(text in str(error) for text in FULL)
     if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
         full = shutil.disk_usage(folder).free < 1 << 20

@@ -134,7 +134,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if not self.use_vllm or not given:
             return None
         why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
-        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0; temperature may differ from 1.")
+        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0.")
 
     def _read_algorithm(self) -> list[Problem]:
         """The name and a mapping of settings, where they were given as JSON or (in Python) as an algorithm object."""
@@ -150,8 +150,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
     def _adopt_trl_settings(self) -> list[Problem]:
-        """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
-        the others into the algorithm that they describe."""
+        """TRL's clipping and KL become algorithm_kwargs; if no algorithm is named, its other settings choose one."""
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
@@ -173,8 +172,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
     def _choose_algorithm(self) -> str:
-        """The algorithm that TRL's settings describe: the default if it agrees with them, else one that trains what
-        one of them asks for and agrees with the others, else TRL's own."""
+        """The default if it agrees with TRL's settings, else one that one of them asks for, else TRL's own."""
         given = {name: getattr(self, name) for name in CHOOSE_ALGORITHM if getattr(self, name) is not None}
         wanted = [name for setting, value in given.items() for name in algorithms_for(f"{setting}={value}")]
         for name in [DEFAULT_ALGORITHM, *wanted]:

@@ -226,10 +226,7 @@ class MixedPolicy:
         """Of the newest generation, an entry per row: the guide's answer, or None."""
 
     def generate(self, prompts: list[Any], generate: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """TRL's `_generate` result in which the guide gives the last answers of each group, up to `guide_completions`.
-
-        `generate` samples the others.
-        """
+        """TRL's `_generate` result in which the guide gives the last answers of each group."""
         trainer = self._trainer
         size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
         counts = [self._guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
@@ -290,10 +287,7 @@ class MixedPolicy:
         return found.signal & ~any_in_group(batch.group, found.correct & ~self._guided(batch))
 
     def weigh(self, batch: Batch, credit: Credit, alone: Tensor) -> tuple[Columns, Numbers]:
-        """The divisor and `row_weight`: λ on the guide's answers, and on groups that it `alone` solved λ₀.
-
-        Those have a divisor of their own, and do not count in that of the others unless there is nothing else.
-        """
+        """The divisor and `row_weight`: λ on the guide's answers; on groups that it `alone` solved λ₀ and their own."""
         trainer, args, guided = self._trainer, self._trainer.args, self._guided(batch)
         apart = divisor(trainer.algorithm, batch, alone)
         count = divisor(trainer.algorithm, batch, ~alone & ~batch.filler) or apart or 1.0

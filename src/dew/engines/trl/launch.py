@@ -194,10 +194,7 @@ def build_trainer(parsed: Parsed) -> Any:
 
 
 def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:
-    """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped".
-
-    Ctrl-C and SIGTERM end the run after the current step, with a checkpoint to resume from.
-    """
+    """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped"."""
     from dew.rewards.math import MathVerifier
     from dew.rewards.math import versions as verifier_versions
 
@@ -286,8 +283,7 @@ def _save_model(trainer: DewTrainer, folder: Path) -> None:
 
 
 def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
-    """Evaluate on held-out problems, into scores.json. Without a verifier the outcome reward decides.
-    With sharded weights all processes sample, else the main one."""
+    """Evaluate on held-out problems, into scores.json. With sharded weights all processes sample, else the main one."""
     main = trainer.accelerator.is_main_process
     if not main and not trainer.sharded:
         return

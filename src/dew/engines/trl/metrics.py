@@ -128,8 +128,7 @@ def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:
 class NonFinite:
     """Skips a step with an infinity or a NaN in rewards, logits, advantages, loss or gradient; three in a row end it.
 
-    Every process looks at the same gathered numbers, so all of them skip together. A skipped step leaves weights and
-    optimizer unchanged; the step number, the schedule and the prompts advance.
+    All processes see the same numbers and skip together. Weights and optimizer stay; step, schedule and prompts advance.
     """
 
     def __init__(self) -> None:
@@ -140,11 +139,7 @@ class NonFinite:
         self.state |= {"generation": generation, "counted": False}
 
     def check(self, step: int, norm: float, *, loss: float = 0.0, scaled: bool) -> str | None:
-        """Why the step must be skipped, or None. Raises when it is one too many.
-
-        `scaled`: in fp16 a loss scaler overflows until it has found its scale. Such a step is skipped, but does not
-        count towards stopping the run.
-        """
+        """Why the step must be skipped, or None. A loss scaler overflows until it has found its scale: not counted."""
         generation, row = self.state["generation"], self.state["row"]
         found: str | None = generation or (None if math.isfinite(loss) else "loss")
         overflow = found is None and scaled

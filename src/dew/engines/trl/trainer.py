@@ -225,10 +225,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return fill_batch(sample, self.algorithm, stream, accelerator, **sizes, fills=fills)
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
-        """Generate and score one answer to each row of the data set; a prompt has as many rows as its group.
-
-        Nothing is trained. The mode of the model decides between the settings of training and of evaluation.
-        """
+        """Generate and score one answer to each row, without training; a prompt has as many rows as its group."""
         rewards = self._metrics[self._mode]["reward"]
         before = len(rewards)
         capture = self._capture = Capture()

@@ -1,10 +1,7 @@
 """verl's configuration as one of dew's algorithms, and everything in it that cannot work.
 
-    algorithm.adv_estimator   the algorithm's name, or one of verl's own estimators, which is only recorded
-    algorithm.dew.*           the algorithm's settings, with the same names and checks as everywhere in dew
-    algorithm.dew_run.*       the run's folder
-
-What verl controls itself (clipping, KL, group filtering, lengths) is set with verl's keys and read from there.
+`algorithm.adv_estimator` names the algorithm (one of verl's own estimators is only recorded), `algorithm.dew.*` are its
+settings, `algorithm.dew_run.*` the run's folder. Clipping, KL, group filtering and lengths are read from verl's keys.
 """
 
 from collections.abc import Collection, Mapping
@@ -162,9 +159,8 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
 def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     """Settings that leave out the entropy or Σπ², or that compute them in 16 bits.
 
-    FSDP computes H = logsumexp − Σ p·logit in the precision of the logits. In bf16, logits of 20 are multiples of 1/8,
-    and the entropy of most tokens comes out as exactly 0, or below it. verl has ways to use float32. Σπ², from
-    logsumexp(2z) − 2 logsumexp(z), has none but float32 weights.
+    FSDP computes H = logsumexp − Σ p·logit in the precision of the logits: in bf16, that of most tokens comes out as
+    exactly 0, or below it. verl has ways to use float32; for Σπ² only float32 weights.
     """
     name, entropy, squares = algorithm.name, algorithm.needs_entropy != "no", algorithm.needs_sum_sq
     bypass = "algorithm.rollout_correction.bypass_mode"

@@ -1,7 +1,6 @@
-"""A verl run's folder: the metrics and token records that `dew report` reads.
+"""A verl run's folder: metrics and token records. verl's trackers also get the numbers of each batch, under `dew/`.
 
-verl's own trackers are unchanged; they also get the numbers of each batch, under `dew/`. Groups that verl's filter
-dropped never reach the trainer: only their number and accuracy are known, and both are included.
+Groups that verl's filter dropped never reach the trainer: their number and accuracy are known, and included.
 """
 
 from collections.abc import Sequence
