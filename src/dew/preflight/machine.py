@@ -266,18 +266,15 @@ def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: 
 
 
 def optimizer_steps(args: "DewConfig", rows: int) -> int:
-    if args.max_steps > 0:
-        return int(args.max_steps)
     prompts_per_step = args.batches.trained / args.batches.answers
-    return math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
+    steps = math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
+    return int(args.max_steps) if args.max_steps > 0 else steps
 
 
 def checkpoints(args: "DewConfig", steps: int) -> int:
     """How many checkpoints are on disk at once, including the one being written."""
-    if args.save_strategy == "no":
-        return 0
     every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
-    written = math.ceil(args.num_train_epochs if args.save_strategy == "epoch" else steps / every)
+    written = {"no": 0, "epoch": math.ceil(args.num_train_epochs)}.get(args.save_strategy, math.ceil(steps / every))
     return min(written, args.save_total_limit + 1) if args.save_total_limit else written
 
 

@@ -187,9 +187,6 @@ def check_groups(answers: Answers) -> Check:
     solved = np.nan_to_num(answers.outcome).mean() > 0.5
     change = "harder problems" if solved else "easier problems, a model that knows the answer format"
     remedy = f"Use {change}, or more answers per prompt (num_generations). Raise --answers for a larger sample."
-    differ = sum(len(_distinct(group)) > 1 for group in answers.outcome)
-    if differ > mixed:
-        remedy = f"The reward differs within {differ} groups but not across the threshold: see the check `filter`."
     few, none = mixed < max(1, 0.1 * n), mixed == 0 and n >= CONCLUSIVE
     return graded("groups", says, remedy, warn=few, fail=none, **facts)
 

@@ -181,7 +181,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         else:
             name = ENGINE_ALGORITHM
         if name != DEFAULT_ALGORITHM:
-            shown = ", ".join([*(f"{k}={v!r}" for k, v in given.items()), *_set_without_effect(self)])
+            shown = ", ".join(f"{k}={v!r}" for k, v in given.items()) or "TRL's settings of its own loss"
             own = "" if name == ENGINE_ALGORITHM else f" `algorithm: {ENGINE_ALGORITHM}` trains exactly as TRL does."
             logger.warning("%s: training with the algorithm %s.%s", shown, name, own)
         return name
@@ -249,15 +249,11 @@ NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "
 """Settings of TRL's own loss, which would silently do nothing in another."""
 
 
-def _set_without_effect(config: DewConfig) -> list[str]:
-    given = {f.name: (getattr(config, f.name), f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED}
-    return [f"{name}={value!r}" for name, (value, default) in given.items() if value != default]
-
-
 def _unsupported(config: DewConfig) -> list[Problem]:
     problems = []
-    for setting in _set_without_effect(config):
-        others = " or ".join(map(repr, [*algorithms_for(setting.partition("=")[0]), ENGINE_ALGORITHM]))
-        what = f"{setting} is not supported by {config.algorithm}."
-        problems.append(Problem(what, remedy=f"Remove it, or write algorithm={others}."))
+    for name, default in ((f.name, f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED):
+        if (value := getattr(config, name)) != default:
+            others = " or ".join(map(repr, [*algorithms_for(name), ENGINE_ALGORITHM]))
+            what = f"{name}={value!r} is not supported by {config.algorithm}."
+            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={others}."))
     return problems

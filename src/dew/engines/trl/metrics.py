@@ -126,10 +126,8 @@ def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class NonFinite:
-    """Skips a step with an infinity or a NaN in rewards, logits, advantages, loss or gradient; three in a row end it.
-
-    All processes see the same numbers and skip together. Weights and optimizer stay; step, schedule and prompts advance.
-    """
+    """Skips a step with an infinity or a NaN in rewards, logits, advantages, loss or gradient; three in a row stop the
+    run. All processes see the same numbers. Weights and optimizer stay; the schedule and the prompts advance."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {"generation": None, "counted": False, "row": []}
