@@ -85,7 +85,7 @@ def test_a_good_run_passes_and_reports_what_the_first_step_will_see(settings, tm
     monkeypatch.setattr(DewTrainer, "sample", lambda self, rows: sampled.append(len(rows)) or inner(self, rows))
     found = look(settings, answers=32)
     assert sampled == [16, 16], "no more at once than in training"
-    assert found["entropy"].facts["tokens"] > 32 and found["truncated"].facts["answers"] == 32
+    assert found["truncated"].facts["answers"] == 32
     assert passed(list(found.values())), found
     assert found["gold"].facts["correct"] == 32
     assert found["groups"].facts == {"groups": 8, "mixed": found["groups"].facts["mixed"], "answers_per_group": 4}
@@ -327,7 +327,6 @@ def drawn(outcome, **changes):
         "truncated": [False] * n,
         "lengths": [5] * n,
         "entropy": 0.5,
-        "seconds": 1.0,
     }
     return trl.Answers(**{**plain, **changes})
 

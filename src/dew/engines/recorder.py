@@ -81,7 +81,7 @@ class RunLog:
             "name": self.folder.path.name,
             "engine": packages[0],
             "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
-            "versions": versions("torch", "transformers", *packages),
+            "versions": versions("torch", "transformers", "math-verify", "sympy", *packages),
             "machine": {
                 "platform": platform.platform(),
                 "cpus": os.cpu_count(),
@@ -179,9 +179,6 @@ def _numbers(tensors: dict[str, Tensor]) -> Numbers:
     if not tensors:
         return {}
     return dict(zip(tensors, torch.stack([x.float() for x in tensors.values()]).tolist(), strict=True))
-
-
-# ── token records ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def gold_of(row: dict[str, Any]) -> str | None:

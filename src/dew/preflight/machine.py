@@ -39,7 +39,6 @@ NEEDED = {"trl": ("transformers", "trl", "accelerate", "datasets"), "verl": ("ve
 PACKAGES = ("torch", *NEEDED["trl"], "peft", "math-verify", "triton", "vllm", *NEEDED["verl"], "tensordict")
 LONGEST_TRIED = 256
 """Prompts with the most characters, which are tokenized to find the longest."""
-ROOM = 0.85
 
 
 def size(nbytes: float) -> str:
@@ -113,8 +112,7 @@ def check_torch() -> Check:
     says += f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
     remedy = "export OMP_NUM_THREADS=1 if several processes share the cores."
     warn = given is None and n > 1 and not torch.cuda.is_available()
-    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda}
-    return graded("torch", says, remedy, warn=warn, OMP_NUM_THREADS=given, threads=n, cores=cores, **facts)
+    return graded("torch", says, remedy, warn=warn, version=torch.__version__, cuda=torch.version.cuda, threads=n)
 
 
 def check_gpu() -> Check:
@@ -262,7 +260,7 @@ def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: 
     says += f"{device} has {size(free)} free."
     remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
-    return graded("memory", says, remedy, warn=total > ROOM * free, fail=fail, **facts)
+    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail, **facts)
 
 
 def optimizer_steps(args: "DewConfig", rows: int) -> int:

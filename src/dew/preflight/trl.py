@@ -8,9 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -36,6 +34,9 @@ from dew.tasks import Row
 STREAMED_ROWS = 1000
 TOLERATED = 0.01
 """Share of gold answers that may be rejected before the check fails; fewer are a warning."""
+CONCLUSIVE = 8
+"""With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
+PROBED = 32
 
 
 @dataclass(frozen=True)
@@ -114,13 +115,6 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     return graded("gold", says, remedy, warn=True, fail=fail, **facts)
 
 
-# ── a sample of the model's answers ─────────────────────────────────────────────────────────────────────────
-
-CONCLUSIVE = 8
-"""With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
-PROBED = 32
-
-
 @dataclass(frozen=True)
 class Answers:
     """N groups of G answers, one group per prompt. NaN where a reward returned None."""
@@ -133,7 +127,6 @@ class Answers:
     truncated: list[bool]
     lengths: list[int]
     entropy: float
-    seconds: float
 
 
 def not_nan(values: np.ndarray) -> np.ndarray:
@@ -147,7 +140,7 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
         args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
         args.records_every = 1  # keeps the entropy
         trainer = build_trainer(replace(parsed, args=args))
-        size, began = trainer.num_generations, perf_counter()
+        size = trainer.num_generations
         groups = min(max(1, math.ceil(count / size)), len(data.rows))
         chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
         at_once = max(1, args.batches.per_process // size)
@@ -166,12 +159,11 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
         truncated=columns["truncated"].tolist(),
         lengths=columns["length"].tolist(),
         entropy=float(entropies.mean()) if entropies.numel() else 0.0,
-        seconds=perf_counter() - began,
     )
 
 
 def check_length(answers: Answers, limit: int) -> Check:
-    n, cut, mean = len(answers.truncated), sum(answers.truncated), fmean(answers.lengths)
+    n, cut, mean = len(answers.truncated), sum(answers.truncated), float(np.mean(answers.lengths))
     facts = {"truncated": cut, "answers": n, "share": cut / n, "limit": limit, "mean": mean}
     says = (
         f"{cut} of {n} answers ({cut / n:.0%}) are truncated at max_completion_length={limit}; mean {mean:.0f} tokens."
@@ -205,10 +197,9 @@ def check_mean(answers: Answers) -> Check:
 
 
 def check_entropy(answers: Answers) -> Check:
-    H, seconds, tokens = answers.entropy, answers.seconds, sum(answers.lengths)
-    says = f"Mean {H:.3f} nats per token; {len(answers.lengths)} answers took {seconds:.1f} s."
     remedy = "Raise temperature, or start from a model with more varied answers: identical answers train nothing."
-    return graded("entropy", says, remedy, warn=H < 0.01, nats=H, seconds=seconds, tokens=tokens)
+    H = answers.entropy
+    return graded("entropy", f"Mean {H:.3f} nats per token.", remedy, warn=H < 0.01, nats=H)
 
 
 def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:

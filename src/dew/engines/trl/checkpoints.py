@@ -164,10 +164,7 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
 
 
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
-    """None for a checkpoint of plain TRL. The generation is moved to `device`, and `epochs` are those completed.
-
-    A generation is saved in the micro-batches of each process: with other `batches` the run resumes without it.
-    """
+    """None for a checkpoint of plain TRL. With other `batches`, micro-batches differ: without the generation."""
     own, first = (Path(folder) / OWN_STATE.format(i) for i in (rank, 0))
     path = own if own.exists() else first  # there may be more processes now
     if not path.exists():

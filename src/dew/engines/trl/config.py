@@ -189,18 +189,15 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
             return [Problem(f"num_generations={self.num_generations}:", remedy="Give at least 2; TRL's default is 8.")]
-        if not self.batches.fits:
-            return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self._nearest_batches())}.")]
-        return []
-
-    def _nearest_batches(self) -> list[str]:
-        """Settings that fit, each by changing a single number."""
         sampled, G, per_device = self.batches.sampled, self.num_generations, self.per_device_train_batch_size
+        if self.batches.fits:
+            return []
         unit = G // math.gcd(G, sampled // per_device)
         near = [str(n) for n in (per_device // unit * unit, (per_device // unit + 1) * unit) if n]
         sizes = [n for n in range(2, sampled + 1) if sampled % n == 0]
-        found = [f"per_device_train_batch_size={' or '.join(near)}"]
-        return found + [f"num_generations={min(sizes, key=lambda n: abs(n - G))}"] * bool(sizes)
+        remedy = f"Nearest that fit: per_device_train_batch_size={' or '.join(near)}"
+        remedy += f"; num_generations={min(sizes, key=lambda n: abs(n - G))}." if sizes else "."
+        return [Problem(f"{self.batches}.", remedy=remedy)]
 
     def guide_problems(self) -> list[Problem]:
         """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
@@ -239,8 +236,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
         same_loss = name == "loss_type" and given == algorithm.surrogate
         if name in CHOOSE_ALGORITHM and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
-            other = f"choose another algorithm: {ENGINE_ALGORITHM!r} follows all of TRL's settings"
-            problems.append(Problem(what, remedy=f"Remove it, or {other}."))
+            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={ENGINE_ALGORITHM!r}: as TRL does."))
     return problems
 
 

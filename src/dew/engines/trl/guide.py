@@ -198,9 +198,6 @@ class ModelGuide(Guide):
         return answers
 
 
-# ── the guide in a trainer ──────────────────────────────────────────────────────────────────────────────────
-
-
 class MixedPolicy:
     """Adds the guide's answers to each group. It alone reads the columns that it adds to TRL's inputs:
 
@@ -302,9 +299,7 @@ class MixedPolicy:
 
     def parts(self, inputs: Columns, logp: Tensor, whole: Part) -> dict[str, tuple[Tensor, Part]]:
         """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
-
-        A guide's ratio may be far above 1, and PPO does not clip it if A < 0: it is at most 1 + `clip_high` there.
-        """
+        PPO does not clip a guide's ratio, which may be far above 1, if A < 0: it is at most 1 + `clip_high` there."""
         guided, weight = inputs["guided"][:, None], inputs["row_weight"][:, None]
         unknown = inputs["guide_logps"].isnan()
         old = torch.where(unknown, 0, inputs["guide_logps"])

@@ -121,9 +121,6 @@ def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:
     return parser._get_values(action, [str(value)])
 
 
-# ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
     run, script, evaluates = parsed.run, parsed.script, parsed.args.eval_strategy != "no"
     if run.task is not None:
@@ -172,9 +169,6 @@ def _reward(name: str, parsed: Parsed) -> Any:
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)
 
 
-# ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def build_trainer(parsed: Parsed) -> Any:
     args, model = parsed.args, parsed.model
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
@@ -195,9 +189,6 @@ def build_trainer(parsed: Parsed) -> Any:
 
 def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:
     """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped"."""
-    from dew.rewards.math import MathVerifier
-    from dew.rewards.math import versions as verifier_versions
-
     folder, stop = Path(parsed.args.output_dir), StopAtSignal()
     trainer.remove_callback(PrinterCallback)
     scored = parsed.run.scores is not None
@@ -207,8 +198,6 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
     if trainer.accelerator.is_main_process:
         sweep(folder)
         write_atomically(folder / "config.yaml", to_yaml(parsed.run, [RUN_AGAIN]).encode())
-        if isinstance(verifier_of(parsed.run), MathVerifier):
-            RunFolder(folder).write_run({"verifier": verifier_versions()})
     trainer.accelerator.wait_for_everyone()
     checkpoint = trainer.last_good_checkpoint() if resume else None
     if resume and checkpoint is None:

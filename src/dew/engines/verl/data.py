@@ -1,9 +1,7 @@
 """A run's problems as verl reads them: Parquet with chat messages, the verifier's name and its gold columns.
 
-prompt        messages; a prompt that is already formatted is one message, and the chat template adds nothing
-data_source   the name of the verifier that scores the answer
-reward_model  {style: rule, ground_truth: the gold answer}
-extra_info    {index, split, and every column that the verifier reads}
+`data_source` is the name of the verifier, `extra_info` has every column that it reads. A prompt that is already
+formatted is one message, and the chat template adds nothing.
 """
 
 import logging

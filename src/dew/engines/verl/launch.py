@@ -315,8 +315,6 @@ def has_messages(source: Task) -> bool:
     return template == "chat" or (template is None and not isinstance(source.rows(1)[0]["prompt"], str))
 
 
-# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
-
 MAIN = ("-m", "dew.engines.verl.main")
 BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
 """Text that hydra reads as it stands; everything else is quoted."""
