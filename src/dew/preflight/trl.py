@@ -287,10 +287,8 @@ def check_run(
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
     args, batches = parsed.args, parsed.args.batches
     valid, problem = f"Settings given: {len(parsed.run.settings)}, all valid.", args.filtered_sampling()
-    if problem:
-        checks.append(warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy))
-    else:
-        checks.append(ok("settings", valid))
+    says, remedy = (f"{valid} {problem.what} {problem.why}", problem.remedy) if problem else (valid, "")
+    checks.append(graded("settings", says, remedy, warn=problem is not None))
     checks += guarded("folder", check_folder, Path(args.output_dir))
     problem = args.misaligned()
     says, remedy = (problem.what, problem.remedy) if problem else (f"{batches}.", "")

@@ -118,9 +118,8 @@ def find_damage(folder: Path) -> str | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return f"{MANIFEST} cannot be read"
     found = _checksums(folder)
-    return next(
-        (f"{n} is missing or has changed since it was written" for n in expected if found.get(n) != expected[n]), None
-    )
+    changed = [name for name in expected if found.get(name) != expected[name]]
+    return f"{changed[0]} is missing or has changed since it was written" if changed else None
 
 
 def _checksums(folder: Path) -> dict[str, list[int]]:
@@ -134,10 +133,9 @@ def _checksums(folder: Path) -> dict[str, list[int]]:
         return [path.stat().st_size, value]
 
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
+    names = [path.relative_to(folder).as_posix() for path in paths]
     with ThreadPoolExecutor(READERS) as readers:
-        return dict(
-            zip((path.relative_to(folder).as_posix() for path in paths), readers.map(checksum, paths), strict=True)
-        )
+        return dict(zip(names, readers.map(checksum, paths), strict=True))
 
 
 @contextmanager

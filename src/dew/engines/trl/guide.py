@@ -191,11 +191,9 @@ class ModelGuide(Guide):
         logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
         sampled = whole[:, len(prompt_ids) :]
         logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
-        answers = []
-        for ids, values in zip(sampled.tolist(), logps.tolist(), strict=True):
-            length = ids.index(end) + 1 if end in ids else len(ids)
-            answers.append(GuideAnswer(ids[:length], values[:length]))
-        return answers
+        rows = zip(sampled.tolist(), logps.tolist(), strict=True)
+        cut = [(ids, values, ids.index(end) + 1 if end in ids else len(ids)) for ids, values in rows]
+        return [GuideAnswer(ids[:n], values[:n]) for ids, values, n in cut]
 
 
 class MixedPolicy:
