@@ -2,10 +2,13 @@
 
 import json
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from typer.testing import CliRunner
 
 import dew.cli.preflight  # noqa: F401 adds the command
@@ -251,26 +254,11 @@ def test_command_exit_code_and_json(settings, tmp_path):
 
 
 # ---- single checks -----------------------------------------------------------------------------
-MODEL = Model(parameters=1000, trained=1000, layers=3, width=8, context=64, weight_bytes=4)
+MODEL = Model(parameters=1000, trained=1000, layers=3, width=8, inner=20, context=64, weight_bytes=4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "name", "expected"),
-    [
-        ({}, "weights", 4 * 1000),
-        ({}, "gradients", 4 * 1000),
-        ({}, "optimizer", 2 * 4 * 1000),
-        ({}, "activations", 2 * 10 * 17 * 4 * 8 * 3),  # 2 answers x (4 + 6) tokens
-        ({"gradient_checkpointing": True}, "activations", 2 * 10 * 4 * 8 * (3 + 17)),
-        ({"bf16": True}, "activations", 2 * 10 * 17 * 2 * 8 * 3),
-        ({"build_algorithm": lambda: GTPO(kl_coef=0.1)}, "weights", 2 * 4 * 1000),
-        ({"optim": "adamw_8bit"}, "optimizer", 2 * 1000),
-        ({"use_vllm": True}, "vllm", 300),
-        ({"use_vllm": True, "vllm_enable_sleep_mode": True}, "vllm", 0),
-    ],
-)
-def test_memory_by_hand(changes, name, expected):
-    args = {
+def arguments(**changes):
+    plain = {
         "max_completion_length": 6,
         "per_device_train_batch_size": 2,
         "gradient_checkpointing": False,
@@ -282,9 +270,55 @@ def test_memory_by_hand(changes, name, expected):
         "vllm_gpu_memory_utilization": 0.3,
         "vllm_enable_sleep_mode": False,
         "build_algorithm": GTPO,
-        **changes,
     }
-    assert machine.estimate(MODEL, SimpleNamespace(**args), prompt=4, device_total=1000.0)[name] == expected
+    return SimpleNamespace(**{**plain, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "expected"),
+    [
+        ({}, "weights", 4 * 1000),
+        ({}, "gradients", 4 * 1000),
+        ({}, "optimizer", 2 * 4 * 1000),
+        ({}, "activations", 2 * 10 * 4 * (13 * 8 + 4 * 20) * 3),  # 2 answers x (4 + 6) tokens
+        ({"gradient_checkpointing": True}, "activations", 2 * 10 * 4 * (8 * 3 + 13 * 8 + 4 * 20)),
+        ({"bf16": True}, "activations", 2 * 10 * 2 * (13 * 8 + 4 * 20) * 3),
+        ({"bf16": True}, "weights", (4 + 2) * 1000),
+        ({"build_algorithm": lambda: GTPO(kl_coef=0.1)}, "weights", 2 * 4 * 1000),
+        ({"optim": "adamw_8bit"}, "optimizer", 2 * 1000),
+        ({"use_vllm": True}, "vllm", 300),
+        ({"use_vllm": True, "vllm_enable_sleep_mode": True}, "vllm", 0),
+    ],
+)
+def test_memory_by_hand(changes, name, expected):
+    assert machine.estimate(MODEL, arguments(**changes), prompt=4, device_total=1000.0)[name] == expected
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+@pytest.mark.parametrize(("dtype", "mixed"), [("float32", False), ("bfloat16", False), ("float32", True)])
+def test_activations_are_about_what_autograd_keeps(family, dtype, mixed):
+    """The oracle: every tensor that a real layer saves for its backward pass, counted once by its storage."""
+    D, inner, B, T, saved = 128, 352, 2, 32, {}
+    sizes = {"vocab_size": 64, "hidden_size": D, "intermediate_size": inner, "head_dim": 32}
+
+    def kept(layers):
+        saved.clear()
+        config = getattr(transformers, f"{family}Config")(
+            num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2, **sizes
+        )
+        model = getattr(transformers, f"{family}Model")(config).to(getattr(torch, dtype))
+        own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: saved.setdefault(x.data_ptr(), x), lambda x: x)
+        with hooks, torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            model(input_ids=torch.zeros(B, T, dtype=torch.long), use_cache=False)
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in saved.values()}
+        return sum(size for at, size in storages.items() if at not in own)
+
+    copies = 2 * (3 * D * D + 3 * D * inner) if mixed else 0  # of the weights, a term of their own
+    measured = ((kept(3) - kept(1)) / 2 - copies) / (B * T)
+    model = replace(MODEL, layers=1, width=D, inner=inner, weight_bytes=2 if dtype == "bfloat16" else 4)
+    one_token = arguments(bf16=mixed, per_device_train_batch_size=1, max_completion_length=0)
+    assert 0.7 < machine.estimate(model, one_token, prompt=1)["activations"] / measured < 1.2
 
 
 def test_only_loras_adapters_are_trained(settings):

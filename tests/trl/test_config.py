@@ -6,8 +6,7 @@ import pytest
 from trl import GRPOConfig, TrlParser
 
 import trl_tiny as tiny
-from dew import GTPO, register_algorithm
-from dew.algorithms import GRPO
+from dew import GTPO
 from dew.engines.trl import DewConfig
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
@@ -165,17 +164,6 @@ def test_rejected(name, tmp_path):
     settings, advice = REJECTED[name]
     with pytest.raises(ConfigError, match=advice):
         tiny.config(tmp_path, **settings)
-
-
-def test_a_guide_is_refused_with_an_algorithm_that_has_a_kl_term_by_default(algorithm_registry, tmp_path):
-    @register_algorithm
-    @dataclasses.dataclass(frozen=True)
-    class WithKL(GRPO):
-        name = "with_kl"
-        kl_coef: float = 0.1
-
-    with pytest.raises(ConfigError, match="guide with kl_coef"):
-        tiny.config(tmp_path, algorithm="with_kl", guide="x.jsonl")
 
 
 def test_every_problem_is_listed_at_once(tmp_path):

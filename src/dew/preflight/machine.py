@@ -1,12 +1,12 @@
 """The machine: `dew doctor`, and whether a run on TRL fits into its memory and onto its disk. Imports no TRL.
 
 Memory is an estimate for one process, the longest prompt and answers of full length, without fragmentation or shards.
-P parameters, P′ of them trained; L layers of width D; w bytes per weight, c per activation:
+P parameters, P′ of them trained; L layers of width D and feed-forward width I; w bytes per weight, c per activation:
 
-    weights        w P               twice with a reference policy
+    weights        w P               twice with a reference policy; + c P for copies in mixed precision
     gradients      w P′
     optimizer      2 w P′            AdamW; 2 P′ for 8-bit optimizers
-    activations    17 c D L          per token; with gradient checkpointing c D (L + 17)
+    activations    A L               per token, A = c (13 D + 4 I); with gradient checkpointing c D L + A
     vllm           its share of the GPU, if it shares it
 
 dew's sampler takes what is free at the time.
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 GB = 1e9
 NEEDED = {"trl": ("transformers", "trl", "accelerate", "datasets"), "verl": ("verl", "ray", "TransferQueue")}
 PACKAGES = ("torch", *NEEDED["trl"], "peft", "math-verify", "triton", "vllm", *NEEDED["verl"], "tensordict")
-LONGEST_TRIED = 256
-"""Prompts with the most characters, which are tokenized to find the longest."""
 
 
 def size(nbytes: float) -> str:
@@ -167,6 +165,7 @@ class Model:
     trained: int
     layers: int
     width: int
+    inner: int
     context: int | None
     weight_bytes: float
     """Per parameter; 0.5 if quantized to 4 bits."""
@@ -191,11 +190,13 @@ def model_of(parsed: "Parsed") -> Model:
     kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype, None)
     stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else (kind or torch.float32).itemsize
     text = config.get_text_config()
+    experts, inner = getattr(text, "moe_intermediate_size", None), getattr(text, "intermediate_size", None)
     return Model(
         parameters=sum(p.numel() for p in empty.parameters()),
         trained=sum(p.numel() for p in empty.parameters() if p.requires_grad),
         layers=text.num_hidden_layers,
         width=text.hidden_size,
+        inner=experts * text.num_experts_per_tok if experts else inner or 4 * text.hidden_size,
         context=getattr(text, "max_position_embeddings", None),
         weight_bytes=stored,
     )
@@ -209,7 +210,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     model, wanted, args = model_of(parsed), parsed.model, parsed.args
     folder, trusted = find_model(wanted.model_name_or_path), args.trust_remote_code
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
-    texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-LONGEST_TRIED:]
+    texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-256:]
     prompt = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     gpu = None if args.use_cpu else next(iter(gpus()), None)
     device, free = (gpu["name"], gpu["free"]) if gpu else ("this machine", free_memory())
@@ -235,10 +236,11 @@ def optimizer_bytes(args: "DewConfig", model: Model) -> float:
 def estimate(model: Model, args: "DewConfig", prompt: int, device_total: float = 0.0) -> dict[str, float]:
     w, reference = model.weight_bytes, args.build_algorithm().kl_coef and model.trained == model.parameters
     c = 2 if args.bf16 or args.fp16 or w <= 2 else 4
-    per_token = c * model.width * (model.layers + 17 if args.gradient_checkpointing else 17 * model.layers)
+    layer, inputs = c * (13 * model.width + 4 * model.inner), c * model.width * model.layers
+    per_token = inputs + layer if args.gradient_checkpointing else layer * model.layers
     shared = args.use_vllm and args.vllm_mode == "colocate" and not args.vllm_enable_sleep_mode
     return {
-        "weights": (2 if reference else 1) * w * model.parameters,
+        "weights": ((2 if reference else 1) * w + (c if c < w else 0)) * model.parameters,
         "gradients": max(w, 2) * model.trained,
         "optimizer": optimizer_bytes(args, model),
         "activations": args.per_device_train_batch_size * (prompt + int(args.max_completion_length or 0)) * per_token,

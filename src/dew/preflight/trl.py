@@ -61,7 +61,8 @@ def check_columns(data: Data) -> Check:
     columns = list(data.rows[0])
     missing = missing_columns(columns, data.rewards)
     empty = 0 if missing else sum(not row["prompt"] for row in data.rows)
-    says = " ".join(missing) or f"{len(data.rows)} rows with {', '.join(columns)}; {empty} prompts are empty."
+    says = " ".join(missing) or f"{len(data.rows)} rows with {', '.join(columns)}."
+    says += f" {empty} prompts are empty." if empty else ""
     remedy = "Name the columns of a file with task_settings {prompt: ..., answer: ...}; remove rows without a prompt."
     warn, fail = empty > 0, bool(missing)
     return graded("columns", says, remedy, warn=warn, fail=fail, rows=len(data.rows), columns=columns)
@@ -222,8 +223,8 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
     gold, empty = probe(reward, data)
     own = answers.parts[:, index] if answers else np.empty(0)
     facts = {"gold": _mean(gold), "empty": _mean(empty), "answers": _mean(own)}
-    shown = {key: "None" if value is None else f"{value:.2f}" for key, value in facts.items()}
-    says = "On correct answers {gold}, on empty ones {empty}, on the model's {answers}.".format(**shown)
+    shown = {key: "no reward" if value is None else f"{value:.2f}" for key, value in facts.items()}
+    says = f"On correct answers {shown['gold']}, on empty ones {shown['empty']}, on the model's {shown['answers']}."
     if index == outcome:
         wrong = bool((empty > threshold).any())
         says += " An empty answer counts as correct." * wrong

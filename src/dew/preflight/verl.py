@@ -15,8 +15,6 @@ from dew.preflight.machine import check_folder, check_versions, gpus
 from dew.run.config import Run
 from dew.run.permission import check_permission
 
-PROBED = 64
-
 
 def check_run(run: Run, typed: Collection[str] = (), untrusted: bool = False) -> list[Check]:
     conflict = trl_beside_verl()
@@ -60,7 +58,7 @@ def check_verifier(launch: Launch, data: Data) -> Check:
     verifier = None if launch.own_reward else verifier_of(launch.run)
     if verifier is None:
         return skipped("verifier", "A reward function of your own is not called here.")
-    rows = [row["extra_info"] for row in data.train[:PROBED]]
+    rows = [row["extra_info"] for row in data.train[:64]]
     boxed = [rf"\boxed{{{row['answer']}}}" for row in rows] if verifier.columns == ("answer",) else []
     good, empty = (
         sum(x.correct for x in verifier.verdicts(texts, rows[: len(texts)])) for texts in (boxed, [""] * len(rows))
