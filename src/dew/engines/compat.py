@@ -37,8 +37,10 @@ def require(package: str) -> None:
     releases, _, newest, why = SUPPORTED[package]
     found = installed(package)
     if found is None:
-        extra = "verl" if package == "verl" else "trl"  # verl in an environment without TRL
-        raise EngineError(Problem(f"{package} is not installed.", remedy=f"Run: pip install 'dew-rl[{extra}]'."))
+        remedy = "Run: pip install 'dew-rl[trl]'."
+        if package == "verl":
+            remedy = "In an environment without TRL, on every node: pip install 'dew-rl[verl]'."
+        raise EngineError(Problem(f"{package} is not installed.", remedy=remedy))
     if not supported(package, found):
         what = f"{package} {found} is installed; dew works with {package}{releases} (tried with {tried(package)})."
         raise EngineError(Problem(what, why, f"Run: pip install '{package}=={newest}'."))

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, get_args
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from dew import algorithms
+from dew import list_algorithms
 from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, algorithms_for, get_algorithm
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
@@ -47,8 +47,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
 
     algorithm: str | None = _setting(
-        None,
-        f"One of {', '.join(algorithms.list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}).",
+        None, f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM})."
     )
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")

@@ -217,12 +217,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             return self.sample([dict(row) for row in rows[accelerator.process_index * count :][:count]])
 
         fills = {"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1}
-        sizes = {
-            "quota": self.args.generation_batch_size // size,
-            "size": size,
-            "whole_groups": self._guide is not None,
-        }
-        return fill_batch(sample, self.algorithm, stream, accelerator, **sizes, fills=fills)
+        quota, whole = self.args.generation_batch_size // size, self._guide is not None
+        settings = {"quota": quota, "size": size, "whole_groups": whole, "fills": fills}
+        return fill_batch(sample, self.algorithm, stream, accelerator, **settings)
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
         """Generate and score one answer to each row, without training; a prompt has as many rows as its group."""

@@ -130,7 +130,7 @@ class CreditMixin:
             recorder.record(self.global_steps, found, columns, self.tokenizer)
         return {f"dew/{name}": value for name, value in numbers.items()}
 
-    def _compute_metrics(self, batch: Any, metrics: Info, timing_raw: dict[str, float], **kwargs: Any) -> None:
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)  # type: ignore[misc]
         if self._recorder is not None:
             self._recorder.step_end(self.global_steps, metrics, timing_raw)
