@@ -178,10 +178,7 @@ def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkey
     monkeypatch.chdir(tmp_path)
     settings = read_run_settings(verl(algorithm__dew_run={"folder": "runs/a", "records_every": 5}))
     assert (settings.folder, settings.records_every, settings.records_groups) == (str(tmp_path / "runs/a"), 5, 4)
-
-
-def test_without_a_folder_nothing_is_recorded():
-    assert read_run_settings(verl()) is None
+    assert read_run_settings(verl()) is None, "without a folder nothing is recorded"
 
 
 @pytest.mark.parametrize(
