@@ -2,8 +2,9 @@
 
     python scripts/scale_tables.py     prints both tables; a test compares them with the page
 
-Bytes on each GPU, with the letters of `dew.preflight.memory`, in bf16. N GPUs share weights, gradients and optimizer
-state evenly (FSDP2); m tokens are in a micro-batch of one GPU.
+Bytes on each GPU, in bf16: P parameters, L layers of width D with feed-forward width I, queries Q and keys K wide; V
+vocabulary entries. N GPUs share weights, gradients and optimizer state evenly (FSDP2); m tokens are in a micro-batch of
+one GPU; A = 16 D + 6 Q + 4 K + 8 I is what a layer keeps of a token for its backward pass.
 
     training     weights, gradients, optimizer: 4 + 4 + 8 bytes · P/N     2 + 2 + 4 with model_dtype bf16
                  gathered    2 · (2 layers + embedding and head)  bf16, one layer in use and one prefetched
@@ -29,9 +30,38 @@ from pathlib import Path
 from dew.engines.verl.config import FSDP
 from dew.engines.verl.launch import MICRO_BATCH, SAMPLER_GPUS, Launch, prepare
 from dew.preflight.machine import GB
-from dew.preflight.memory import Shape, Terms
 from dew.run.config import flat, read_run
 from dew.run.settings import MODEL, ROLLOUT
+
+Terms = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Dimensions of a transformer in bf16."""
+
+    parameters: float
+    layers: int
+    width: int
+    inner: int
+    query: int
+    key: int
+    vocabulary: int
+
+    @property
+    def cache_bytes(self) -> int:
+        """KV cache per token."""
+        return 4 * self.key * self.layers
+
+    @property
+    def layer_bytes(self) -> int:
+        """A, per token."""
+        return 16 * self.width + 6 * self.query + 4 * self.key + 8 * self.inner
+
+    def activation_bytes(self, checkpointing: bool) -> int:
+        """Per token, of all layers."""
+        return 2 * self.width * self.layers + self.layer_bytes if checkpointing else self.layer_bytes * self.layers
+
 
 RECIPES = Path(__file__).parents[1] / "recipes" / "paper"
 RUNS = [(model, gpus) for model in ("7b", "32b") for gpus in (8, 16, 64)]
@@ -85,7 +115,7 @@ def estimate(launch: Launch, shape: Shape, gpu_memory: float) -> tuple[Terms, Te
         "weights": w * share,
         "gradients": w * share,
         "optimizer": 2 * w * share,
-        "gathered": shape.weight_bytes * (2 * layer + ends) if N > 1 else 0.0,
+        "gathered": 2 * (2 * layer + ends) if N > 1 else 0.0,
         "activations": m * shape.activation_bytes(bool(launch[f"{MODEL}.enable_gradient_checkpointing"])),
         "logits": 4 * m * shape.vocabulary,
         "entropy": 12 * min(CHUNK, m) * shape.vocabulary,
@@ -105,7 +135,7 @@ def sampler_share(launch: Launch) -> float:
 def cache_tokens(launch: Launch, shape: Shape, gpu_memory: float) -> float:
     """Tokens in the KV cache of one sampler."""
     t = launch[SAMPLER_GPUS]
-    room = sampler_share(launch) * gpu_memory - shape.weight_bytes * shape.parameters / t
+    room = sampler_share(launch) * gpu_memory - 2 * shape.parameters / t
     return max(0.0, room) * t / shape.cache_bytes
 
 
@@ -130,7 +160,7 @@ def step_seconds(
     s: Shape, gpu: Gpu, answers: float, p: float, n: float, limit: int, *, running: float, passes: int, gpus: int = 1
 ) -> tuple[float, float]:
     """Generation and training of one sampler's answers on its GPUs. `running` answers are decoded at once."""
-    weights, bandwidth = s.compute_bytes * s.parameters, gpus * gpu.bandwidth * BANDWIDTH_SHARE
+    weights, bandwidth = 2 * s.parameters, gpus * gpu.bandwidth * BANDWIDTH_SHARE
     decoding_step = (weights + running * (p + n / 2) * s.cache_bytes) / bandwidth
     generation = max(answers / running * n * decoding_step, limit * weights / bandwidth)
     return generation, answers * (p + n) * (2 + 8 * passes) * s.parameters / (gpus * gpu.peak * MFU)

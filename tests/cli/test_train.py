@@ -295,14 +295,6 @@ def test_too_few_problems_are_refused_before_training(dew, config):
     assert dew("preflight", path, "--answers", "0")[0] == 1
 
 
-def test_weights_that_are_not_finite_are_not_saved(tmp_path):
-    settings = {**SMALL, "learning_rate": 1e39, "weight_decay": 0.5, "output_dir": str(tmp_path), "max_steps": 1}
-    with pytest.raises(EngineError, match="not finite"):
-        parsed = parse(make_run(settings))
-        launch.launch(parsed, launch.build_trainer(parsed), say=lambda text: None)
-    assert not (tmp_path / "model").exists()
-
-
 def test_a_folder_in_use_is_refused(dew, tmp_path):
     (tmp_path / "r.yaml").write_text(json.dumps({**SMALL, "output_dir": str(tmp_path / "run")}))
     with lock(tmp_path / "run"):

@@ -68,8 +68,8 @@ def test_advice_about_threads(monkeypatch):
 def test_little_memory_and_disk_are_warnings(monkeypatch):
     monkeypatch.setattr(machine, "free_memory", lambda: 10**9)
     monkeypatch.setattr(machine, "free_disk", lambda _: 10**8)
-    assert machine.check_memory().status == machine.check_disk().status == "warning"
-    assert "100 MB" in machine.check_disk().says
+    memory, disk = machine.check_free()
+    assert memory.status == disk.status == "warning" and "100 MB" in disk.says
 
 
 def test_a_kernel_with_a_wrong_result_fails(monkeypatch):

@@ -12,7 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.failures import disk_full
+from dew.engines.trl.checkpoints import disk_full
 from dew.engines.trl.launch import StopAtSignal
 from dew.errors import ConfigError
 from dew.run.folder import RunFolder

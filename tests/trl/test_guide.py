@@ -99,8 +99,9 @@ def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_pat
 
 def policy(**settings):
     """A mixed policy outside of a trainer."""
-    args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5)
-    return MixedPolicy(SimpleNamespace(algorithm=DAPO(**settings), args=args, accelerator=Accelerator(cpu=True)), None)
+    args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5, guide_completions=1)
+    plain = {"algorithm": DAPO(**settings), "accelerator": Accelerator(cpu=True), "tools": None, "use_vllm": False}
+    return MixedPolicy(SimpleNamespace(args=args, **plain), Always([A]))
 
 
 def rows(correct, guided_rows, group=None):
@@ -236,7 +237,7 @@ def test_a_guide_that_does_not_exist_is_rejected(tmp_path):
         tiny.trainer(tmp_path, guide=str(tmp_path / "none.jsonl"))
     with pytest.raises(ConfigError, match="guide: there is no folder"):
         tiny.trainer(tmp_path, guide=str(tmp_path / "no model"))
-    with pytest.raises(ConfigError, match="neither a server"):
+    with pytest.raises(ConfigError, match="cannot be loaded"):
         tiny.trainer(tmp_path, guide="owner/no-such-model")
     with pytest.raises(EngineError, match="did not answer"):
         tiny.trainer(tmp_path, guide="http://127.0.0.1:9")
@@ -302,7 +303,7 @@ def server():
 
 
 def test_an_openai_compatible_server(server):
-    guide = ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9, timeout=5)
+    guide = ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9)
     same_tokens, other_tokens = guide.answer("1+1=", [], 2, turn=4)
     assert same_tokens == GuideAnswer([A, B, EOS], [-0.1, -0.2, 0.0])
     assert other_tokens == GuideAnswer([A, B]), "other tokens than the policy's: log-probabilities cannot be used"
@@ -318,7 +319,7 @@ def test_an_openai_compatible_server(server):
 def test_a_server_of_another_kind_is_an_error_with_its_address(server, monkeypatch):
     monkeypatch.setattr(Server, "do_GET", lambda self: self._reply({"status": "ok"}))
     with pytest.raises(EngineError, match=r"/v1/models did not answer as an OpenAI-compatible server .*'data'"):
-        ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9, timeout=5)
+        ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9)
 
 
 # together with other features

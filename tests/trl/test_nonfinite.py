@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew.engines.trl import rollout
-from dew.engines.trl.failures import NonFinite
+from dew.engines.trl.metrics import NonFinite
 from dew.engines.trl.rewards import checked
 from dew.errors import EngineError
 from dew.run.folder import RunFolder

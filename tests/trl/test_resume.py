@@ -246,18 +246,6 @@ def test_checkpoints_are_rotated_by_step_not_by_a_clock_that_was_corrected(tmp_p
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
 
-def test_tied_weights_are_not_reported_as_missing(tmp_path, monkeypatch):
-    warned = []
-    monkeypatch.setattr("transformers.trainer.logger.warning", lambda text, *_: warned.append(str(text)))
-    for resume in (False, True):
-        policy = tiny.model(tie_word_embeddings=True)
-        steps = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
-        tiny.trainer(tmp_path, policy=policy, **steps).train(
-            resume_from_checkpoint=resume and f"{tmp_path}/checkpoint-1"
-        )
-    assert not [text for text in warned if "missing keys" in text]
-
-
 @pytest.mark.parametrize(
     "length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}], ids=["steps", "epochs"]
 )

@@ -17,7 +17,6 @@ from dew.engines.recorder import RESUME
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError
-from dew.preflight import passed, preflight
 from dew.run.config import make_run
 from dew.run.folder import RunFolder
 from dew.run.records import read_records
@@ -119,18 +118,6 @@ def test_a_used_folder_is_refused_unless_overwritten_or_resumed(tmp_path, caplog
     assert (tmp_path / "notes.txt").exists()
 
 
-def test_preflight_of_a_trainer(tmp_path):
-    trainer = tiny.trainer(tmp_path, [tiny.has_a, brevity], outcome_reward="has_a")
-    before = torch.random.get_rng_state()
-    checks = {check.name: check for check in preflight(trainer, answers=16, say=lambda _: None)}
-    assert checks["batches"].status == checks["columns"].status == checks["context"].status == "ok"
-    assert checks["groups"].facts["groups"] == 4 and checks["memory"].facts["parameters"] > 10_000
-    assert checks["reward brevity"].facts["answers"] is not None
-    assert torch.equal(before, torch.random.get_rng_state()) and not list(tmp_path.iterdir())
-    long = tiny.trainer(tmp_path / "long", max_completion_length=1000)
-    assert not passed(preflight(long, answers=0))
-
-
 def test_batches_that_do_not_line_up_are_named_when_a_trainer_is_built(tmp_path, caplog):
     split = {"gradient_accumulation_steps": 2, "steps_per_generation": 3, "per_device_train_batch_size": 4}
     tiny.trainer(tmp_path, **split)
@@ -194,15 +181,6 @@ def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
     without = parse(make_run({**SMALL, "datasets": sources, "eval_strategy": "steps"}))
     with pytest.raises(ConfigError, match="no split 'test'; there are train"):
         launch.data_of(without)
-
-
-def test_the_outcome_of_several_rewards_is_checked_without_loading_them():
-    keys = {**SMALL, "dataset_name": "d", "reward_funcs": ["m.py:right", "package.short"]}
-    with pytest.raises(ConfigError, match=r"2 reward functions \(right, short\).*outcome_reward='right'"):
-        launch.check_outcome(parse(make_run(keys)))
-    launch.check_outcome(parse(make_run({**keys, "outcome_reward": "short"})))
-    launch.check_outcome(parse(make_run({**keys, "algorithm": "trl"})))
-    launch.check_outcome(parse(make_run({**keys, "dataset_name": None, "task": "countdown"})))
 
 
 def test_trls_own_loss_reports_dews_metrics(tmp_path, caplog):

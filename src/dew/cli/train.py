@@ -149,7 +149,7 @@ def resume_on_trl(folder: Path, max_steps: int | None, untrusted: bool) -> None:
 
 
 def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
-    from dew.engines.trl.failures import disk_full
+    from dew.engines.trl.checkpoints import disk_full
     from dew.engines.trl.launch import build_trainer, launch
     from dew.report import build
 
@@ -179,10 +179,8 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
 
 
 def _print_plan(parsed: "Parsed", as_json: bool) -> None:
-    from dew.engines.trl.launch import check_outcome
-    from dew.preflight.memory import plan
+    from dew.preflight.machine import plan
 
-    check_outcome(parsed)
     found, settings = plan(parsed), vars(parsed.args.build_algorithm())
     if as_json:
         print_json({**parsed.run.to_dict(), "algorithm_settings": settings, "plan": found})

@@ -18,7 +18,6 @@ SUPPORTED = {  # releases as in pyproject.toml, oldest and newest tried, why no 
 
 
 def installed(package: str) -> str | None:
-    """The version of a package, None if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -26,7 +25,6 @@ def installed(package: str) -> str | None:
 
 
 def tried(package: str) -> str:
-    """The releases that the tests were run with."""
     _, oldest, newest, _ = SUPPORTED[package]
     return f"{package} {oldest}" + f" to {newest}" * (oldest != newest)
 
@@ -36,13 +34,12 @@ def supported(package: str, number: str) -> bool:
 
 
 def require(package: str) -> None:
-    """Raise one clear error unless a supported release of the package is installed."""
     releases, _, newest, why = SUPPORTED[package]
     found = installed(package)
     if found is None:
-        remedy = "On every machine that trains: pip install 'dew-rl[trl]'."
+        remedy = "Run: pip install 'dew-rl[trl]'."
         if package == "verl":
-            remedy = "In an environment without TRL, on every node: pip install 'dew-rl[verl]' (docs/verl.md)."
+            remedy = "In an environment without TRL, on every node: pip install 'dew-rl[verl]'."
         raise EngineError(Problem(f"{package} is not installed.", remedy=remedy))
     if not supported(package, found):
         what = f"{package} {found} is installed; dew works with {package}{releases} (tried with {tried(package)})."
@@ -78,10 +75,7 @@ def check_not_unsloth() -> None:
     """Fail if Unsloth is imported: its trainer has a `compute_loss` of its own, which never calls dew's."""
     if "unsloth" in sys.modules:
         why = "It replaces TRL's GRPOTrainer.compute_loss, so that dew's loss would silently not run."
-        remedy = (
-            "Leave it out: load the model with transformers and pass peft_config=LoraConfig(...) for LoRA (in a "
-            "recipe use_peft: true, with load_in_4bit: true for QLoRA); use_vllm=True samples fast."
-        )
+        remedy = "Leave it out, and pass peft_config=LoraConfig(...) for LoRA (in a recipe use_peft: true)."
         raise EngineError(Problem("Unsloth is imported in this process.", why, remedy))
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from dew.compare import Scores
 
 HELD_OUT = 64
-"""Held-out problems that a run validates on if it does not say how many."""
 logger = logging.getLogger("dew")
 
 
@@ -27,28 +26,24 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     if not isinstance(verifier_of(run), MathVerifier):
         return source, rows
     usable, bad = usable_rows(rows)
+    what = f"{len(bad)} of {len(rows)} gold answers can be matched by no answer"
+    what += f", e.g. {', '.join(repr(str(row['answer'])[:40]) for row in bad[:3])}."
+    if not usable:
+        remedy = "Name the column of the final answers (task_settings {answer: ...}), or use another verifier."
+        raise ConfigError(Problem(f"{run.task}: {what}", remedy=remedy))
     if bad:
-        shown = ", ".join(repr(str(row["answer"])[:40]) for row in bad[:3])
-        if not usable:
-            what = f"{run.task}: none of the {len(bad)} gold answers can be matched by any answer, e.g. {shown}."
-            remedy = "Name the column of the final answers (task_settings {answer: ...}), or use another verifier."
-            raise ConfigError(Problem(what, remedy=remedy))
-        logger.warning("%d problems are left out: no answer can match their gold answer, e.g. %s.", len(bad), shown)
+        logger.warning("%s These problems are left out.", what)
     return source, [dict(row) for row in usable]
 
 
 def held_out_rows(run: Run, source: Task) -> list[Row]:
-    """The problems that the engine validates on while it trains."""
     return source.rows(run.scores.problems if run.scores else HELD_OUT, split="held_out")
 
 
 def evaluate_run(
     run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, seed: int, reward: Any = None, threshold: float = 0.5
 ) -> "Scores":
-    """pass@k and mean@k on held-out problems, as the run's `scores:` asks for.
-
-    Where the run has no verifier, answers with a `reward` above `threshold` are correct.
-    """
+    """pass@k and mean@k on held-out problems; without a verifier, a `reward` above `threshold` is correct."""
     from dew.compare import evaluate
 
     assert run.task is not None
@@ -58,9 +53,8 @@ def evaluate_run(
         raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
     source, limit = task(run.task, **run.task_settings), scoring.max_new_tokens or max_new_tokens
     sampling: dict[str, Any] = {"k": scoring.k, "temperature": scoring.temperature, "max_new_tokens": limit}
-    return evaluate(
-        model, tokenizer, source, judge, threshold=threshold, n_problems=scoring.problems, seed=seed, **sampling
-    )
+    sampling |= {"n_problems": scoring.problems, "seed": seed, "threshold": threshold}
+    return evaluate(model, tokenizer, source, judge, **sampling)
 
 
 def verifier_of(run: Run) -> Verifier | None:

@@ -53,8 +53,7 @@ class RunLog:
         if self._rewards_seen or not self._writes:
             return
         self._rewards_seen = True
-        problem = algorithm.graded(outcomes)
-        if problem is not None:
+        if problem := algorithm.graded(outcomes):
             self._warn({"step": step, "alarm": "graded_reward", "message": f"{problem.what} {problem.why}",
                         "remedy": problem.remedy, "value": None, "threshold": algorithm.threshold})  # fmt: skip
 
@@ -82,7 +81,7 @@ class RunLog:
             "name": self.folder.path.name,
             "engine": packages[0],
             "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
-            "versions": versions("torch", "transformers", *packages),
+            "versions": versions("torch", "transformers", "math-verify", "sympy", *packages),
             "machine": {
                 "platform": platform.platform(),
                 "cpus": os.cpu_count(),
@@ -110,7 +109,6 @@ def script() -> dict[str, Any]:
 
 
 def versions(*names: str) -> dict[str, str | None]:
-    """Versions of dew and of these distributions; None for one that is not installed."""
     return {"dew": __version__, **{name: installed(name) for name in names}}
 
 
@@ -120,9 +118,6 @@ def git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return found.stdout.strip() or None
-
-
-# ── metrics, named as in docs/metrics.md ───────────────────────────────────────────────────────────────────
 
 
 def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
@@ -138,7 +133,6 @@ def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor) -> dict[str, tu
 
 
 def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
-    """How credit is distributed over the tokens of groups with signal."""
     A, mask = credit.advantages, rows.mask & credit.signal[:, None]
     numbers: dict[str, Tensor] = {}
     for name, side in (("correct", credit.correct), ("wrong", ~credit.correct)):
@@ -182,17 +176,12 @@ def answer_metrics(answers: dict[str, Tensor], reward_names: list[str], threshol
 
 
 def _numbers(tensors: dict[str, Tensor]) -> Numbers:
-    """Copies all of them from the device at once."""
     if not tensors:
         return {}
     return dict(zip(tensors, torch.stack([x.float() for x in tensors.values()]).tolist(), strict=True))
 
 
-# ── token records ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 def gold_of(row: dict[str, Any]) -> str | None:
-    """The gold answer in a data set row, if one of the usual columns has it."""
     return next((str(row[name]) for name in GOLD_COLUMNS if row.get(name) is not None), None)
 
 

@@ -1,22 +1,12 @@
-"""Checks before a run: settings, data, rewards, a sample of the model's answers, memory and disk.
-
-    from dew.preflight import passed, preflight
-
-    checks = preflight(read_run("my.yaml"), answers=128)
-
-Each `Check` has a name, a status, one sentence and one remedy. `machine.doctor` checks the machine and the
-installation.
-"""
+"""Checks before a run: `preflight(read_run("my.yaml"), answers=128)`. `machine.doctor` checks the installation."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar, get_args
 
 from dew.errors import DewError, Problem
 from dew.run.config import Run
-
-if TYPE_CHECKING:
-    from dew.engines.trl.trainer import DewTrainer
 
 T = TypeVar("T")
 Status = Literal["ok", "warning", "failed", "skipped"]
@@ -28,27 +18,16 @@ class Check:
     name: str
     status: Status
     says: str
-    """One sentence."""
     remedy: str = ""
-    """What to change; empty if nothing has to change."""
     facts: dict[str, Any] = field(default_factory=dict)
     """The numbers behind the sentence, for programs."""
 
 
-def ok(name: str, says: str, **facts: Any) -> Check:
-    return Check(name, "ok", says, "", facts)
+def _check(status: Status, name: str, says: str, remedy: str = "", /, **facts: Any) -> Check:
+    return Check(name, status, says, remedy, facts)
 
 
-def warning(name: str, says: str, remedy: str, **facts: Any) -> Check:
-    return Check(name, "warning", says, remedy, facts)
-
-
-def failed(name: str, says: str, remedy: str, **facts: Any) -> Check:
-    return Check(name, "failed", says, remedy, facts)
-
-
-def skipped(name: str, why: str) -> Check:
-    return Check(name, "skipped", why)
+ok, warning, failed, skipped = (partial(_check, status) for status in get_args(Status))
 
 
 def graded(name: str, says: str, remedy: str, *, warn: bool, fail: bool = False, **facts: Any) -> Check:
@@ -62,7 +41,6 @@ def from_problem(name: str, problem: Problem) -> Check:
 
 
 def passed(checks: Sequence[Check]) -> bool:
-    """True if no check failed. Warnings are allowed."""
     return all(check.status != "failed" for check in checks)
 
 
@@ -73,12 +51,11 @@ def attempt(name: str, function: Callable[..., T], *args: Any) -> tuple[T | None
     except DewError as error:
         return None, [from_problem(name, problem) for problem in error.problems]
     except Exception as error:  # libraries and the user's own functions may raise anything
-        reason = str(error).strip().split("\n", maxsplit=1)[0][:300]
-        return None, [failed(name, f"{type(error).__name__}: {reason}", "Training would stop with the same error.")]
+        says = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:300]}"
+        return None, [failed(name, says, "Training would stop with the same error.")]
 
 
 def guarded(name: str, check: Callable[..., Check | list[Check]], *args: Any) -> list[Check]:
-    """The checks that `check` returns, or a failed one if it raises."""
     result, failures = attempt(name, check, *args)
     if result is None:
         return failures
@@ -86,23 +63,18 @@ def guarded(name: str, check: Callable[..., Check | list[Check]], *args: Any) ->
 
 
 def preflight(
-    run: "Run | DewTrainer",
+    run: Run,
     typed: Mapping[str, str] | None = None,
     *,
     answers: int = 128,
     untrusted: bool = False,
     say: Callable[[str], None] = print,
 ) -> list[Check]:
-    """Every check of a run, or of a TRL trainer, before it trains.
-
-    `answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py.
-    """
-    if isinstance(run, Run) and run.engine == "verl":
+    """`answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py."""
+    if run.engine == "verl":
         from dew.preflight.verl import check_run as check_verl
 
         return check_verl(run, typed or {}, untrusted)
-    from dew.preflight.trl import check_run, check_trainer
+    from dew.preflight.trl import check_run
 
-    if isinstance(run, Run):
-        return check_run(run, typed, answers, untrusted, say)
-    return check_trainer(run, answers, say)
+    return check_run(run, typed, answers, untrusted, say)

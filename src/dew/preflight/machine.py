@@ -1,32 +1,45 @@
-"""The machine and the installation: memory, disk, GPUs, versions, and `dew doctor`. Imports no TRL."""
+"""The machine: `dew doctor`, and whether a run on TRL fits into its memory and onto its disk. Imports no TRL.
 
+Memory is an estimate for one process, the longest prompt and answers of full length, without fragmentation or shards.
+P parameters, P′ of them trained; L layers of width D and feed-forward width I; w bytes per weight, c per activation:
+
+    weights        w P               twice with a reference policy; + c P for copies in mixed precision
+    gradients      w P′
+    optimizer      2 w P′            AdamW; 2 P′ for 8-bit optimizers
+    activations    A L               per token, A = c (13 D + 4 I); with gradient checkpointing c D L + A
+    vllm           its share of the GPU, if it shares it
+
+dew's sampler takes what is free at the time.
+"""
+
+import math
 import os
 import platform
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
 from packaging.version import Version
 
 from dew.engines.compat import SUPPORTED, installed, supported, tried
+from dew.errors import ConfigError, not_loaded
 from dew.files import existing, try_writing
 from dew.memory import free_memory
 from dew.preflight import Check, failed, graded, guarded, ok, warning
+from dew.run.config import find_model
+
+if TYPE_CHECKING:
+    from dew.engines.trl.config import DewConfig
+    from dew.engines.trl.launch import Parsed
 
 GB = 1e9
-PACKAGES = (
-    "torch", "transformers", "trl", "accelerate", "peft", "datasets", "math-verify", "triton", "vllm", "verl", "ray",
-    "tensordict", "TransferQueue",
-)  # fmt: skip
-"""The packages to show."""
-TRAINING_NEEDS = {
-    "trl": ("transformers", "trl", "accelerate", "datasets"),
-    "verl": ("verl", "ray", "TransferQueue"),
-}
+NEEDED = {"trl": ("transformers", "trl", "accelerate", "datasets"), "verl": ("verl", "ray", "TransferQueue")}
+PACKAGES = ("torch", *NEEDED["trl"], "peft", "math-verify", "triton", "vllm", *NEEDED["verl"], "tensordict")
 
 
 def size(nbytes: float) -> str:
-    """1.5e9 -> 1.5 GB."""
     for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.3g} {name}"
@@ -34,14 +47,9 @@ def size(nbytes: float) -> str:
 
 
 def gpus() -> list[dict[str, Any]]:
-    import torch
-
-    found = []
-    for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        free, total = torch.cuda.mem_get_info(i)
-        capability = ".".join(map(str, torch.cuda.get_device_capability(i)))
-        found.append({"name": torch.cuda.get_device_name(i), "free": free, "total": total, "capability": capability})
-    return found
+    found = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    memory = [torch.cuda.mem_get_info(i) for i in found]
+    return [{"name": torch.cuda.get_device_name(i), "free": memory[i][0], "total": memory[i][1]} for i in found]
 
 
 def free_disk(path: Path) -> int:
@@ -49,7 +57,6 @@ def free_disk(path: Path) -> int:
 
 
 def check_folder(folder: Path) -> Check:
-    """Whether a run's folder can be created and written to."""
     parent = existing(folder)
     try:
         try_writing(parent)
@@ -62,8 +69,16 @@ def check_folder(folder: Path) -> Check:
     return ok("folder", f"output_dir={str(folder)!r} is writable.")
 
 
+# ── dew doctor ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def doctor() -> list[Check]:
+    """Fails only if something is broken or not supported."""
+    checks = (check_torch, check_versions, check_gpu, check_triton, check_free)
+    return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
+
+
 def versions() -> list[dict[str, str | None]]:
-    """A row per package: the installed version, and the releases that dew supports, where it depends on them."""
     return [
         {"package": name, "installed": installed(name), "supported": SUPPORTED[name][0] if name in SUPPORTED else None}
         for name in PACKAGES
@@ -73,44 +88,29 @@ def versions() -> list[dict[str, str | None]]:
 def check_versions(engine: str | None = None) -> Check:
     """Whether an engine's packages are installed, in supported releases; by default, of the engine installed here."""
     engine = engine or ("verl" if installed("verl") else "trl")
-    found = {name: installed(name) for name in TRAINING_NEEDS[engine]}
-    present = {name: number for name, number in found.items() if number is not None}
-    releases = {name: number for name, number in present.items() if name in SUPPORTED}
+    found = {name: installed(name) for name in NEEDED[engine]}
+    releases = {name: number for name, number in found.items() if number is not None and name in SUPPORTED}
     facts: dict[str, Any] = {"engine": engine, "installed": found}
     install = f"pip install {' '.join(f'{name}=={SUPPORTED[name][2]}' for name in releases)}"
     if broken := [f"{name} {number}" for name, number in releases.items() if not supported(name, number)]:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
-    if missing := [name for name in found if name not in present]:
+    if missing := [name for name in found if found[name] is None]:
         says = f"To train on {engine}, install: {', '.join(missing)}."
         return warning("versions", says, f"pip install 'dew-rl[{engine}]'.", **facts)
-    newer = [name for name, number in releases.items() if Version(number) > Version(SUPPORTED[name][2])]
+    newer = any(Version(number) > Version(SUPPORTED[name][2]) for name, number in releases.items())
     shown = ", ".join(f"{name} {number}" for name, number in releases.items())
     says = f"{shown}; tried with {', '.join(map(tried, releases))}."
-    return graded("versions", says, install, warn=bool(newer), **facts)
-
-
-def doctor() -> list[Check]:
-    """Fails only if something is broken or not supported."""
-    checks = (check_torch, check_versions, check_gpu, check_triton, check_memory, check_disk)
-    return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
+    return graded("versions", says, install, warn=newer, **facts)
 
 
 def check_torch() -> Check:
-    """Several processes with several threads each are many times slower than with one thread each."""
-    import torch
-
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
     given, n, cores = os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads(), os.cpu_count()
     says = f"torch {torch.__version__} ({built}), Python {platform.python_version()} on {platform.platform()}; "
     says += f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
     remedy = "export OMP_NUM_THREADS=1 if several processes share the cores."
     warn = given is None and n > 1 and not torch.cuda.is_available()
-    facts: dict[str, Any] = {
-        "version": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-    }
-    return graded("torch", says, remedy, warn=warn, OMP_NUM_THREADS=given, threads=n, cores=cores, **facts)
+    return graded("torch", says, remedy, warn=warn, version=torch.__version__, cuda=torch.version.cuda, threads=n)
 
 
 def check_gpu() -> Check:
@@ -126,20 +126,16 @@ def check_gpu() -> Check:
 def check_triton() -> Check:
     """On a GPU, compile and run a kernel and compare it with the reference implementation."""
     found = installed("triton")
-    if found is None:
-        return ok("triton", "Not installed: torch computes the head in chunks instead.", version=None)
-    if not gpus():
-        return ok("triton", f"triton {found} is installed; its kernels need a GPU.", version=found)
+    if found is None or not gpus():
+        says = "Not installed: torch computes the head in chunks instead." if found is None else "It needs a GPU."
+        return ok("triton", says, version=found)
     error = _kernel_error()
-    if error > 1e-2:
-        says = f"triton {found}: the kernel's result differs by {error:.2g} from the reference."
-        return failed("triton", says, "Use impl='chunked', and report this output as a bug.", version=found)
-    return ok("triton", f"triton {found} compiles and runs; largest error {error:.1g}.", version=found)
+    says = f"triton {found}: a kernel's result differs by {error:.1g} from the reference."
+    remedy = "Use impl='chunked', and report this output as a bug."
+    return graded("triton", says, remedy, warn=False, fail=error > 1e-2, version=found)
 
 
 def _kernel_error() -> float:
-    import torch
-
     from dew.kernels import linear_logprob_entropy
 
     torch.manual_seed(0)
@@ -151,13 +147,155 @@ def _kernel_error() -> float:
     return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
 
 
-def check_memory() -> Check:
-    free = free_memory()
+def check_free() -> list[Check]:
+    memory, disk, here = free_memory(), free_disk(Path.cwd()), Path.cwd()
     remedy = "Close other programs: training the tiny model takes about 1 GB."
-    return graded("memory", f"{size(free)} of memory free.", remedy, warn=free < 1.5 * GB, free=free)
+    return [
+        graded("memory", f"{size(memory)} of memory free.", remedy, warn=memory < 1.5 * GB, free=memory),
+        graded("disk", f"{size(disk)} free in {here}.", "Free some space.", warn=disk < GB, free=disk),
+    ]
 
 
-def check_disk() -> Check:
-    free = free_disk(Path.cwd())
-    says = f"{size(free)} free in {Path.cwd()}."
-    return graded("disk", says, "Free some space, or use another disk.", warn=free < GB, free=free)
+# ── memory and disk of a run on TRL ─────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Model:
+    parameters: int
+    trained: int
+    layers: int
+    width: int
+    inner: int
+    context: int | None
+    weight_bytes: float
+    """Per parameter; 0.5 if quantized to 4 bits."""
+
+
+def model_of(parsed: "Parsed") -> Model:
+    """From the model's config, with the run's precision and LoRA's adapters. No weights are loaded."""
+    from peft import get_peft_model
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from trl import get_peft_config
+
+    model, args = parsed.model, parsed.args
+    name, trusted = model.model_name_or_path, args.trust_remote_code
+    try:
+        config = AutoConfig.from_pretrained(find_model(name), revision=model.model_revision, trust_remote_code=trusted)
+        with torch.device("meta"):  # takes no memory
+            empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
+            empty = get_peft_model(empty, get_peft_config(model)) if model.use_peft else empty
+    except Exception as error:  # many kinds, from the hub and from the file system
+        raise ConfigError(not_loaded("model_name_or_path", name, error)) from None
+    dtype = str((args.model_init_kwargs or {}).get("dtype") or model.dtype or "float32").removeprefix("torch.")
+    kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype, None)
+    stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else (kind or torch.float32).itemsize
+    text = config.get_text_config()
+    experts, inner = getattr(text, "moe_intermediate_size", None), getattr(text, "intermediate_size", None)
+    return Model(
+        parameters=sum(p.numel() for p in empty.parameters()),
+        trained=sum(p.numel() for p in empty.parameters() if p.requires_grad),
+        layers=text.num_hidden_layers,
+        width=text.hidden_size,
+        inner=experts * text.num_experts_per_tok if experts else inner or 4 * text.hidden_size,
+        context=getattr(text, "max_position_embeddings", None),
+        weight_bytes=stored,
+    )
+
+
+def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
+    from transformers import AutoTokenizer
+
+    from dew.compare.sampling import prompt_text
+
+    model, wanted, args = model_of(parsed), parsed.model, parsed.args
+    folder, trusted = find_model(wanted.model_name_or_path), args.trust_remote_code
+    tokenizer = AutoTokenizer.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
+    texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-256:]
+    prompt = max(len(ids) for ids in tokenizer(texts)["input_ids"])
+    gpu = None if args.use_cpu else next(iter(gpus()), None)
+    device, free = (gpu["name"], gpu["free"]) if gpu else ("this machine", free_memory())
+    return [
+        check_context(model.context, prompt, int(args.max_completion_length or 0)),
+        check_memory(estimate(model, args, prompt, free), args, device, free),
+        check_disk(args, model, len(rows)),
+    ]
+
+
+def check_context(context: int | None, prompt: int, limit: int) -> Check:
+    says = f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes "
+    says += f"{prompt + limit}, and the model has {context or 'no fixed number of'} positions."
+    room = limit if context is None else context - prompt
+    remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
+    return graded("context", says, remedy, warn=False, fail=limit > room, prompt=prompt, context=context)
+
+
+def optimizer_bytes(args: "DewConfig", model: Model) -> float:
+    return model.trained * (2 if "8bit" in args.optim else 2 * max(model.weight_bytes, 2))
+
+
+def estimate(model: Model, args: "DewConfig", prompt: int, device_total: float = 0.0) -> dict[str, float]:
+    w, reference = model.weight_bytes, args.build_algorithm().kl_coef and model.trained == model.parameters
+    c = 2 if args.bf16 or args.fp16 or w <= 2 else 4
+    layer, inputs = c * (13 * model.width + 4 * model.inner), c * model.width * model.layers
+    per_token = inputs + layer if args.gradient_checkpointing else layer * model.layers
+    shared = args.use_vllm and args.vllm_mode == "colocate" and not args.vllm_enable_sleep_mode
+    return {
+        "weights": ((2 if reference else 1) * w + (c if c < w else 0)) * model.parameters,
+        "gradients": max(w, 2) * model.trained,
+        "optimizer": optimizer_bytes(args, model),
+        "activations": args.per_device_train_batch_size * (prompt + int(args.max_completion_length or 0)) * per_token,
+        "vllm": args.vllm_gpu_memory_utilization * device_total if shared else 0.0,
+    }
+
+
+REMEDIES = {
+    "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
+    "activations": "Set gradient_checkpointing: true, or halve per_device_train_batch_size and double "
+    "gradient_accumulation_steps; the result is the same.",
+}
+
+
+def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float) -> Check:
+    total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
+    facts = {"bytes": round(total), "free": round(free), "device": device, "largest": largest, "terms": terms}
+    says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
+    says += f"{device} has {size(free)} free."
+    remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
+    fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
+    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail, **facts)
+
+
+def optimizer_steps(args: "DewConfig", rows: int) -> int:
+    prompts_per_step = args.batches.trained / args.batches.answers
+    steps = math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
+    return int(args.max_steps) if args.max_steps > 0 else steps
+
+
+def checkpoints(args: "DewConfig", steps: int) -> int:
+    """How many checkpoints are on disk at once, including the one being written."""
+    every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
+    written = {"no": 0, "epoch": math.ceil(args.num_train_epochs)}.get(args.save_strategy, math.ceil(steps / every))
+    return min(written, args.save_total_limit + 1) if args.save_total_limit else written
+
+
+def check_disk(args: "DewConfig", model: Model, rows: int) -> Check:
+    weights = max(model.weight_bytes, 2) * model.trained
+    each = weights + (0.0 if args.save_only_model else optimizer_bytes(args, model))
+    count, free = checkpoints(args, optimizer_steps(args, rows)), free_disk(Path(args.output_dir))
+    needed = count * each + weights
+    says = f"Checkpoints ({count} of {size(each)}) and model take {size(needed)}; {size(free)} free."
+    remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
+    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, bytes=round(needed), free=free)
+
+
+def plan(parsed: "Parsed") -> dict[str, str]:
+    """What `dew train --dry-run` prints: heading -> text."""
+    args, batches = parsed.args, parsed.args.batches
+    found = {"model": parsed.model.model_name_or_path, "data": parsed.data}
+    found |= {"algorithm": args.build_algorithm().label, "batches": str(batches)}
+    if steps := optimizer_steps(args, parsed.run.problems if parsed.run.task else 0):  # 0: known once data are read
+        generations = math.ceil(steps / batches.optimizer_steps)
+        most = "" if args.max_steps > 0 else "at most "  # a file may have fewer problems than the run asks for
+        found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
+        found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"
+    return found

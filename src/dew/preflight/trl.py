@@ -1,21 +1,14 @@
-"""The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer.
-
-Checks that need something that is missing are skipped.
-"""
+"""The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer."""
 
 import asyncio
-import copy
 import inspect
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from tempfile import TemporaryDirectory
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -29,23 +22,9 @@ from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import Parsed, build_trainer, data_of, parse, rewards_of
 from dew.engines.trl.rewards import checked, missing_columns, outcome_index
-from dew.engines.trl.trainer import DewTrainer
 from dew.errors import DewError
-from dew.preflight import (
-    EMPTY_REMEDY,
-    Check,
-    attempt,
-    failed,
-    from_problem,
-    graded,
-    guarded,
-    ok,
-    passed,
-    skipped,
-    warning,
-)
-from dew.preflight.machine import check_folder, check_versions
-from dew.preflight.memory import check_loaded_model, check_model
+from dew.preflight import EMPTY_REMEDY, Check, attempt, from_problem, graded, guarded, ok, passed, skipped, warning
+from dew.preflight.machine import check_folder, check_model, check_versions
 from dew.rewards import Verifier
 from dew.rewards.calls import reward_name
 from dew.rewards.verifiers import text_of
@@ -53,11 +32,11 @@ from dew.run.config import Run
 from dew.tasks import Row
 
 STREAMED_ROWS = 1000
-"""Rows to read from a streamed data set."""
 TOLERATED = 0.01
 """Share of gold answers that may be rejected before the check fails; fewer are a warning."""
-BEST_FIRST = ("correct", "wrong", "timeout", "unparsable", "none")
-"""Results of a gold answer. Of several formats the first in this list counts; none: the row has no gold answer."""
+CONCLUSIVE = 8
+"""With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
+PROBED = 32
 
 
 @dataclass(frozen=True)
@@ -67,59 +46,43 @@ class Data:
 
     @property
     def names(self) -> list[str]:
-        """Names of the rewards, as TRL calls them."""
         return [reward_name(reward) for reward in self.rewards]
 
 
 def read_data(parsed: Parsed) -> Data:
-    train, _ = data_of(parsed)
-    if not hasattr(train, "__len__") or len(train):
-        parsed.args.batches.check_rows(train)
-    return Data(rows_of(train), rewards_of(parsed))
-
-
-def rows_of(train: Any) -> list[Row]:
     """All rows, or the first ones of a streamed data set."""
-    return [dict(row) for row in islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)]
+    train, _ = data_of(parsed)
+    parsed.args.batches.check_rows(train)
+    rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
+    return Data([dict(row) for row in rows], rewards_of(parsed))
 
 
 def check_columns(data: Data) -> Check:
-    """Whether the data has the columns that the trainer and the rewards read."""
-    if not data.rows:
-        return failed("columns", "The training data has no rows.", "Choose a split that has rows.")
     columns = list(data.rows[0])
-    facts = {"rows": len(data.rows), "columns": columns}
-    if missing := missing_columns(columns, data.rewards):
-        remedy = "For a JSONL file, task_settings {prompt: ..., answer: ...} names the columns."
-        return failed("columns", " ".join(missing), remedy, **facts)
-    if empty := sum(not row["prompt"] for row in data.rows):
-        return warning("columns", f"{empty} of {len(data.rows)} prompts are empty.", "Remove those rows.", **facts)
-    return ok("columns", f"{len(data.rows)} rows with {', '.join(columns)}.", **facts)
-
-
-def demonstration(row: Row) -> str | None:
-    """A worked solution, if the row has one besides its gold answer."""
-    gold = gold_of(row)
-    worked = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
-    return next((text for text in worked if text and text != gold), None)
+    missing = missing_columns(columns, data.rewards)
+    empty = 0 if missing else sum(not row["prompt"] for row in data.rows)
+    says = " ".join(missing) or f"{len(data.rows)} rows with {', '.join(columns)}."
+    says += f" {empty} prompts are empty." if empty else ""
+    remedy = "Name the columns of a file with task_settings {prompt: ..., answer: ...}; remove rows without a prompt."
+    warn, fail = empty > 0, bool(missing)
+    return graded("columns", says, remedy, warn=warn, fail=fail, rows=len(data.rows), columns=columns)
 
 
 def correct_answers(row: Row) -> list[str]:
-    """Its demonstration, then its gold answer in the formats that rewards usually expect."""
-    worked, gold = demonstration(row), gold_of(row)
-    answers = [worked] if worked else []
+    """A worked solution, if the row has one, then its gold answer in the formats that rewards usually expect."""
+    gold = gold_of(row)
+    given = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
+    answers = [text for text in given if text and text != gold][:1]
     if gold is not None:
+        worked = answers[0] if answers else gold
         answers += [gold, f"\\boxed{{{gold}}}", f"{gold}+0={gold}", f"<answer>{gold}</answer>", f"#### {gold}"]
-        answers.append(f"<think>{worked or gold}</think>\\boxed{{{gold}}}")
-        answers.append(f"<think>\n{worked or gold}\n</think>\n<answer>\n{gold}\n</answer>")
+        answers.append(f"<think>{worked}</think>\\boxed{{{gold}}}")
+        answers.append(f"<think>\n{worked}\n</think>\n<answer>\n{gold}\n</answer>")
     return answers
 
 
 def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> np.ndarray:
-    """One reward per text, called as the trainer calls it; `rows[i]` is the problem that `texts[i]` answers.
-
-    NaN where the reward returned None.
-    """
+    """One reward per text, called as the trainer calls it, NaN for None; `texts[i]` answers the problem `rows[i]`."""
     columns = {key: [row.get(key) for row in rows] for key in data.rows[0] if key not in ("prompt", "completion")}
     chat = isinstance(data.rows[0]["prompt"], list)
     completions = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
@@ -130,54 +93,27 @@ def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) ->
 
 def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
-    reward, name = data.rewards[outcome], data.names[outcome]
-    results = _try_golds(reward, data, threshold)
-    counts, n = Counter(results), len(data.rows)
-    rejected = [i for i, result in enumerate(results) if result not in ("correct", "none")]
-    facts = {"rows": n, **counts, "not_accepted": rejected[:100]}
-    if counts["none"] == n:
+    reward, name, tries = data.rewards[outcome], data.names[outcome], [correct_answers(row) for row in data.rows]
+    n, rejected = len(tries), [i for i, texts in enumerate(tries) if texts]
+    if not rejected:
         remedy = "If the reward needs one, name its column answer, gold or solution."
-        return warning("gold", "The rows have no gold answer.", remedy, **facts)
-    if rejected:
-        kinds = ", ".join(f"{counts[kind]} {kind}" for kind in BEST_FIRST[1:-1] if counts[kind])
-        examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
-        says = f"{name} rejects {len(rejected)} of {n} gold answers ({kinds}), e.g. {examples}."
-        gold_only = isinstance(reward, Verifier) and reward.columns == ("answer",)
-        if not counts["correct"] and not gold_only and not any(map(demonstration, data.rows)):
-            remedy = "Call the reward on an answer that you know is correct: it accepts none of the usual formats."
-            return warning("gold", says, remedy, **facts)
-        remedy = "Correct or remove those rows: no answer to them can be rewarded."
-        return graded("gold", says, remedy, warn=True, fail=len(rejected) > TOLERATED * n, **facts)
-    return ok("gold", f"{name} accepts all {counts['correct']} gold answers.", **facts)
-
-
-def _try_golds(reward: Any, data: Data, threshold: float) -> list[str]:
-    """The result of each row: its correct answers are tried in turn, until one is accepted."""
-    tries = [correct_answers(row) for row in data.rows]
-    results = ["none"] * len(tries)
-    for turn in range(max(map(len, tries))):
-        left = [i for i, texts in enumerate(tries) if results[i] != "correct" and turn < len(texts)]
-        if not left:
-            break
-        texts, rows = [tries[i][turn] for i in left], [data.rows[i] for i in left]
-        if isinstance(reward, Verifier):
-            found: list[str] = [verdict.status for verdict in reward.verdicts(texts, rows)]
-        else:
-            values = score(reward, texts, rows, data)
-            found = ["unparsable" if math.isnan(v) else "correct" if v > threshold else "wrong" for v in values]
-        for i, result in zip(left, found, strict=True):
-            results[i] = min(results[i], result, key=BEST_FIRST.index)
-    return results
-
-
-# ── a sample of the model's answers ─────────────────────────────────────────────────────────────────────────
-
-TRUNCATED_WARNING, TRUNCATED_FAILURE = 0.3, 0.7
-MIXED_WARNING = 0.1
-CONCLUSIVE = 8
-"""With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
-PROBED = 32
-"""Number of rows whose correct and empty answers are passed to every reward."""
+        return warning("gold", "The rows have no gold answer.", remedy, rows=n)
+    given = len(rejected)
+    for turn in range(max(map(len, tries))):  # the formats in turn, until one is accepted
+        asked = [i for i in rejected if turn < len(tries[i])]
+        if asked:
+            values = score(reward, [tries[i][turn] for i in asked], [data.rows[i] for i in asked], data)
+            accepted = {i for i, value in zip(asked, values, strict=True) if value > threshold}
+            rejected = [i for i in rejected if i not in accepted]
+    facts = {"rows": n, "correct": given - len(rejected), "not_accepted": rejected[:100]}
+    if not rejected:
+        return ok("gold", f"{name} accepts all {given} gold answers.", **facts)
+    examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
+    says = f"{name} rejects {len(rejected)} of {n} gold answers, e.g. {examples}."
+    remedy, fail = "Correct or remove those rows: no answer to them can be rewarded.", len(rejected) > TOLERATED * n
+    if len(rejected) == given and not (isinstance(reward, Verifier) and reward.columns == ("answer",)):
+        remedy, fail = "Call the reward on an answer that you know is correct: it accepts none of these formats.", False
+    return graded("gold", says, remedy, warn=True, fail=fail, **facts)
 
 
 @dataclass(frozen=True)
@@ -187,14 +123,11 @@ class Answers:
     outcome: np.ndarray
     """(N, G) the outcome reward, which decides whether an answer is correct."""
     parts: np.ndarray
-    """(N·G, R) every reward."""
     signal: list[bool]
     """(N,) whether a group has both a correct and a wrong answer."""
     truncated: list[bool]
     lengths: list[int]
     entropy: float
-    """Mean over tokens, in nats."""
-    seconds: float
 
 
 def not_nan(values: np.ndarray) -> np.ndarray:
@@ -202,36 +135,21 @@ def not_nan(values: np.ndarray) -> np.ndarray:
 
 
 def sample(parsed: Parsed, data: Data, count: int) -> Answers:
-    """About `count` answers, drawn by a trainer in a temporary folder."""
+    """About `count` answers, in whole groups, to prompts spread over the data; no more at once than in training."""
     with TemporaryDirectory() as folder:
-        args = copy.copy(parsed.args)
+        args = copy(parsed.args)
         args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
-        return sample_with(build_trainer(replace(parsed, args=args)), data, count)
-
-
-def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
-    """About `count` answers: whole groups, to prompts spread over the data. Does not change the trainer.
-
-    No more answers at once than in training, so that they take no more memory.
-    """
-    size, args, training = trainer.num_generations, trainer.args, trainer.model.training
-    groups = min(max(1, math.ceil(count / size)), len(data.rows))
-    chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
-    at_once = max(1, args.batches.per_process // size)
-    batches = []
-    every, args.records_every = args.records_every, 1  # keeps the entropy
-    trainer.model.train()
-    began = perf_counter()
-    try:
-        with torch.random.fork_rng():
-            for start in range(0, groups, at_once):
-                rows = chosen[start : start + at_once]
-                batches.append(trainer.sample([dict(row) for row in rows for _ in range(size)]))
-    finally:
-        args.records_every = every
-        trainer.model.train(training)
-        trainer._metrics["train"].clear()
-    seconds = perf_counter() - began
+        args.records_every = 1  # keeps the entropy
+        trainer = build_trainer(replace(parsed, args=args))
+        size = trainer.num_generations
+        groups = min(max(1, math.ceil(count / size)), len(data.rows))
+        chosen = [data.rows[i * len(data.rows) // groups] for i in range(groups)]
+        at_once = max(1, args.batches.per_process // size)
+        trainer.model.train()
+        batches = [
+            trainer.sample([dict(row) for row in chosen[start : start + at_once] for _ in range(size)])
+            for start in range(0, groups, at_once)
+        ]
     columns = join_columns([batch.columns for batch in batches], {})
     signal = torch.cat([outcomes(trainer.algorithm, batch).signal for batch in batches])
     entropies = columns["entropy"][columns["mask"]]
@@ -242,22 +160,17 @@ def sample_with(trainer: DewTrainer, data: Data, count: int) -> Answers:
         truncated=columns["truncated"].tolist(),
         lengths=columns["length"].tolist(),
         entropy=float(entropies.mean()) if entropies.numel() else 0.0,
-        seconds=seconds,
     )
 
 
-def check_answers(answers: Answers, limit: int) -> list[Check]:
-    return [check_length(answers, limit), check_groups(answers), check_mean(answers), check_entropy(answers)]
-
-
 def check_length(answers: Answers, limit: int) -> Check:
-    n, cut = len(answers.truncated), sum(answers.truncated)
-    share, mean, longest = cut / n, fmean(answers.lengths), max(answers.lengths)
-    facts = {"truncated": cut, "answers": n, "share": share, "limit": limit, "mean": mean, "longest": longest}
-    says = f"{cut} of {n} answers ({share:.0%}) are truncated at max_completion_length={limit}; mean {mean:.0f} tokens."
+    n, cut, mean = len(answers.truncated), sum(answers.truncated), float(np.mean(answers.lengths))
+    facts = {"truncated": cut, "answers": n, "share": cut / n, "limit": limit, "mean": mean}
+    says = (
+        f"{cut} of {n} answers ({cut / n:.0%}) are truncated at max_completion_length={limit}; mean {mean:.0f} tokens."
+    )
     remedy = f"Raise max_completion_length, e.g. to {2 * limit}, or ask for shorter answers in the prompt."
-    warn, fail = share > TRUNCATED_WARNING, share > TRUNCATED_FAILURE
-    return graded("truncated", says, remedy, warn=warn, fail=fail, **facts)
+    return graded("truncated", says, remedy, warn=cut > 0.3 * n, fail=cut > 0.7 * n, **facts)
 
 
 def check_groups(answers: Answers) -> Check:
@@ -267,37 +180,27 @@ def check_groups(answers: Answers) -> Check:
     solved = np.nan_to_num(answers.outcome).mean() > 0.5
     change = "harder problems" if solved else "easier problems, a model that knows the answer format"
     remedy = f"Use {change}, or more answers per prompt (num_generations). Raise --answers for a larger sample."
-    differ = sum(len(_distinct(group)) > 1 for group in answers.outcome)
-    if differ > mixed:
-        remedy = f"The reward differs within {differ} groups but not across the threshold: see the check `filter`."
-    few, none = mixed < max(1, MIXED_WARNING * n), mixed == 0 and n >= CONCLUSIVE
+    few, none = mixed < max(1, 0.1 * n), mixed == 0 and n >= CONCLUSIVE
     return graded("groups", says, remedy, warn=few, fail=none, **facts)
 
 
 def check_mean(answers: Answers) -> Check:
     n, scored = answers.outcome.size, not_nan(answers.outcome)
-    missing = n - scored.size
     if not scored.size:
         says = f"The reward returned None, NaN or infinity for all {n} answers."
-        return failed("mean reward", says, "Return a number.", n=n)
+        return graded("mean reward", says, "Return a number.", warn=True, fail=True)
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
-    interval = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
-    facts = {"mean": interval.value, "low": interval.low, "high": interval.high, "answers": n, "not_judged": missing}
-    says = f"Mean {interval.value:.3f}, 95% interval {interval.low:.3f} to {interval.high:.3f}, over {n} answers"
-    if missing > 0.01 * n:
-        remedy = "Find out why the reward returns None for them: they are left out of training."
-        return warning("mean reward", f"{says}; {missing} were not scored.", remedy, **facts)
-    if np.ptp(scored) == 0:
-        remedy = "Read some answers (dew eval saves them): without different rewards there is nothing to learn."
-        return warning("mean reward", f"{says}, all with the same reward.", remedy, **facts)
-    return ok("mean reward", f"{says}.", **facts)
+    mean = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
+    says = f"Mean {mean.value:.3f}, 95% interval {mean.low:.3f} to {mean.high:.3f}, over {scored.size} of {n} answers."
+    remedy = "Read some answers (dew eval saves them): those without a reward, or all with the same, train nothing."
+    warn = scored.size < 0.99 * n or not np.ptp(scored)
+    return graded("mean reward", says, remedy, warn=warn, mean=mean.value, low=mean.low, high=mean.high)
 
 
 def check_entropy(answers: Answers) -> Check:
-    H, seconds, tokens = answers.entropy, answers.seconds, sum(answers.lengths)
-    says = f"Mean {H:.3f} nats per token; {len(answers.lengths)} answers took {seconds:.1f} s."
     remedy = "Raise temperature, or start from a model with more varied answers: identical answers train nothing."
-    return graded("entropy", says, remedy, warn=H < 0.01, nats=H, seconds=seconds, tokens=tokens)
+    H = answers.entropy
+    return graded("entropy", f"Mean {H:.3f} nats per token.", remedy, warn=H < 0.01, nats=H)
 
 
 def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
@@ -313,61 +216,54 @@ def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, threshold: float) -> Check:
-    """One reward on correct answers, on empty ones and on the model's.
-
-    The outcome reward must not accept an empty answer; any other should differ between answers.
-    """
+    """The outcome reward must not accept an empty answer; any other should differ between answers."""
     name, reward = f"reward {data.names[index]}", data.rewards[index]
     if not callable(reward):
         return skipped(name, "Reward models are not probed.")
     gold, empty = probe(reward, data)
     own = answers.parts[:, index] if answers else np.empty(0)
-    scored = {"gold": not_nan(gold), "empty": not_nan(empty), "answers": not_nan(own)}
-    facts = {key: float(values.mean()) if values.size else None for key, values in scored.items()}
-    mean = {key: "None" if value is None else f"{value:.2f}" for key, value in facts.items()}
-    says = f"On correct answers {mean['gold']}, on empty ones {mean['empty']}"
-    says += f", on the model's {mean['answers']}." if answers else "."
+    facts = {"gold": _mean(gold), "empty": _mean(empty), "answers": _mean(own)}
+    shown = {key: "no reward" if value is None else f"{value:.2f}" for key, value in facts.items()}
+    says = f"On correct answers {shown['gold']}, on empty ones {shown['empty']}, on the model's {shown['answers']}."
     if index == outcome:
         wrong = bool((empty > threshold).any())
         says += " An empty answer counts as correct." * wrong
         return graded(name, says, EMPTY_REMEDY, warn=False, fail=wrong, **facts)
     seen, on_answers = _distinct(gold, empty, own), _distinct(own)
-    if not seen:
-        remedy = "Remove it, or find out why it returns None."
-        return warning(name, f"{says} It never returned a number.", remedy, **facts)
-    if len(seen) == 1:
-        remedy = "Compare the format that it expects with the one that the prompt asks for, or remove it."
-        return graded(name, f"{says} It is always {seen[0]:g}.", remedy, warn=True, fail=bool(answers), **facts)
-    if len(on_answers) == 1:
-        remedy = "Show the format in the prompt, or remove this reward: it does not distinguish answers."
-        return warning(name, f"{says} It is {on_answers[0]:g} for every answer of the model.", remedy, **facts)
-    return ok(name, says, **facts)
+    if len(seen) < 2:
+        says += f" It is always {seen[0]:g}." if seen else " It never returned a number."
+    elif len(on_answers) == 1:
+        says += f" It is {on_answers[0]:g} for every answer of the model."
+    remedy = "Compare the format that it expects with the one that the prompt asks for, or remove it."
+    warn, fail = len(seen) < 2 or len(on_answers) == 1, len(seen) == 1 and answers is not None
+    return graded(name, says, remedy, warn=warn, fail=fail, **facts)
 
 
 def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:
-    """Whether the outcome reward separates correct from wrong answers, if the algorithm depends on it.
-
-    A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group, even
-    those without a correct answer.
-    """
+    """A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group."""
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
     credit = give_credit(algorithm, four_wrong(algorithm))  # a user's own rule may raise here, as in training
     probes = probe(reward, data) if callable(reward) else ()
     different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
-    facts = {"values": different[:20], "different": len(different), "dynamic_sampling": algorithm.dynamic_sampling}
     if not algorithm.uses_threshold:
-        return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.", **facts)
+        return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.")
     if credit.signal.any():
         says = f"{algorithm.name} keeps a group of wrong answers if another reward differs between them."
-        return failed("filter", says, "Base Algorithm.signal on the outcome reward alone.")
+        return graded("filter", says, "Base Algorithm.signal on the outcome reward alone.", warn=True, fail=True)
     problem = algorithm.graded(torch.tensor(different))
     if problem is None:
-        return ok("filter", f"{name} decides which answers are correct, a binary reward.", **facts)
-    says = f"{name}: {problem.what} {problem.why}"
-    if "threshold" in (args.algorithm_kwargs or {}):
+        return ok("filter", f"{name} decides which answers are correct, a binary reward.", values=different)
+    chosen, remedy = "threshold" in (args.algorithm_kwargs or {}), problem.remedy
+    if chosen:
         remedy = "Nothing to change if answers above your threshold are the correct ones."
-        return warning("filter", says, remedy, **facts)
-    return graded("filter", says, problem.remedy, warn=True, fail=algorithm.dynamic_sampling, **facts)
+    fail = algorithm.dynamic_sampling and not chosen
+    return graded(
+        "filter", f"{name}: {problem.what} {problem.why}", remedy, warn=True, fail=fail, values=different[:20]
+    )
+
+
+def _mean(values: np.ndarray) -> float | None:
+    return float(np.nanmean(values)) if not_nan(values).size else None
 
 
 def _distinct(*values: np.ndarray) -> list[float]:
@@ -376,28 +272,28 @@ def _distinct(*values: np.ndarray) -> list[float]:
 
 def four_wrong(algorithm: Algorithm) -> Rows:
     """A group of four wrong answers of two tokens, between which another reward differs."""
-    same_group = torch.zeros(4, dtype=torch.long)
-    mask, extra = torch.ones(4, 2, dtype=torch.bool), torch.linspace(0.0, 1.0, 4)
+    group, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, 2, dtype=torch.bool)
     signals = dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))
-    return Rows(group=same_group, mask=mask, outcome=torch.zeros(4), extra=extra, **signals)
+    return Rows(group=group, mask=mask, outcome=torch.zeros(4), extra=torch.linspace(0.0, 1.0, 4), **signals)
 
 
-# ── all checks, in order ────────────────────────────────────────────────────────────────────────────────────
-
-Say = Callable[[str], None]
-Draw = Callable[[Data, int], Answers]
-
-
-def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted: bool, say: Say) -> list[Check]:
+def check_run(
+    run: Run, typed: Mapping[str, str] | None, answers: int, untrusted: bool, say: Callable[[str], None]
+) -> list[Check]:
     checks = [check_versions()]
     try:
         parsed = parse(run, typed, untrusted=untrusted)
     except DewError as error:
         checks += [from_problem("settings", problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
-    checks.append(check_settings(parsed))
-    checks += guarded("folder", check_folder, Path(parsed.args.output_dir))
-    checks.append(check_batches(parsed.args))
+    args, batches = parsed.args, parsed.args.batches
+    valid, problem = f"Settings given: {len(parsed.run.settings)}, all valid.", args.filtered_sampling()
+    says, remedy = (f"{valid} {problem.what} {problem.why}", problem.remedy) if problem else (valid, "")
+    checks.append(graded("settings", says, remedy, warn=problem is not None))
+    checks += guarded("folder", check_folder, Path(args.output_dir))
+    problem = args.misaligned()
+    says, remedy = (problem.what, problem.remedy) if problem else (f"{batches}.", "")
+    checks.append(graded("batches", says, remedy, warn=problem is not None, **batches.facts()))
     data, failures = attempt("data", read_data, parsed)
     if data is None:
         return [*checks, *failures, skipped("the rest", "There is no data to check.")]
@@ -405,44 +301,17 @@ def check_run(run: Run, typed: Mapping[str, str] | None, answers: int, untrusted
     if checks[-1].status == "failed":
         return [*checks, skipped("the rest", "Gold answers, rewards, memory and a sample need the columns.")]
     checks += guarded("model", check_model, parsed, data.rows)
-    return checks + check_rewards(parsed.args, data, partial(sample, parsed), answers * _trainable(checks), say)
+    trainable = passed([check for check in checks if check.name not in ("folder", "disk")])
+    return checks + check_rewards(parsed, data, answers * trainable, say)
 
 
-def check_trainer(trainer: DewTrainer, answers: int, say: Say) -> list[Check]:
-    args = trainer.args
-    checks = [check_versions(), check_batches(args), *guarded("folder", check_folder, Path(args.output_dir))]
-    rewards = [getattr(reward, "__wrapped__", reward) for reward in trainer.reward_funcs]
-    data = Data(rows_of(trainer.train_dataset), rewards)
-    checks.append(check_columns(data))
-    checks += guarded("model", check_loaded_model, trainer, data.rows)
-    return checks + check_rewards(args, data, partial(sample_with, trainer), answers * _trainable(checks), say)
-
-
-def _trainable(checks: list[Check]) -> bool:
-    return passed([check for check in checks if check.name not in ("folder", "disk")])
-
-
-def check_settings(parsed: Parsed) -> Check:
-    valid = f"Settings given: {len(parsed.run.settings)}, all valid."
-    if problem := parsed.args.filtered_sampling():
-        return warning("settings", f"{valid} {problem.what} {problem.why}", problem.remedy)
-    return ok("settings", valid)
-
-
-def check_batches(args: DewConfig) -> Check:
-    """Prompts, answers and optimizer steps per generation."""
-    batches = args.batches
-    if problem := args.misaligned():
-        return warning("batches", problem.what, problem.remedy, **batches.facts())
-    return ok("batches", f"{batches}.", **batches.facts())
-
-
-def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say) -> list[Check]:
+def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], None]) -> list[Check]:
     """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
+    args, answers = parsed.args, None
     outcome, failures = attempt("outcome", outcome_index, data.names, args)
     if outcome is None:
         return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
-    name, threshold, answers = data.names[outcome], args.build_algorithm().threshold, None
+    name, threshold = data.names[outcome], args.build_algorithm().threshold
     others = ", ".join(other for other in data.names if other != name)
     says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
     checks = [ok("outcome", says, outcome=outcome)]
@@ -450,10 +319,13 @@ def check_rewards(args: DewConfig, data: Data, draw: Draw, count: int, say: Say)
         checks += guarded("gold", check_golds, data, outcome, threshold)
     if count:
         say(f"sampling {count} answers ...")
-        answers, failures = attempt("answers", draw, data, count)
-        checks += failures if answers is None else check_answers(answers, int(args.max_completion_length or 0))
+        answers, failures = attempt("answers", sample, parsed, data, count)
+        checks += failures
     else:
         checks.append(skipped("answers", "Skipped (--answers 0, or an earlier check failed)."))
+    if answers is not None:
+        checks.append(check_length(answers, int(args.max_completion_length or 0)))
+        checks += [check_groups(answers), check_mean(answers), check_entropy(answers)]
     for i, reward in enumerate(data.names):
         checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
     return checks + guarded("filter", check_filter, args, outcome, data, answers)

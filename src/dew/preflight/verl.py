@@ -10,17 +10,13 @@ from dew.engines.problems import verifier_of
 from dew.engines.verl.data import Data, load_tokenizer, prepare_data, write_data
 from dew.engines.verl.launch import Launch, check_with_verl, prepare
 from dew.errors import DewError
-from dew.preflight import EMPTY_REMEDY, Check, failed, from_problem, graded, guarded, ok, skipped
+from dew.preflight import EMPTY_REMEDY, Check, from_problem, graded, guarded, ok, skipped
 from dew.preflight.machine import check_folder, check_versions, gpus
 from dew.run.config import Run
 from dew.run.permission import check_permission
 
-PROBED = 64
-"""Number of rows whose gold and empty answers are passed to the verifier."""
-
 
 def check_run(run: Run, typed: Collection[str] = (), untrusted: bool = False) -> list[Check]:
-    """Versions, settings, batches, GPUs, folder, data, verifier."""
     conflict = trl_beside_verl()
     checks = [check_versions("verl") if conflict is None else from_problem("versions", conflict)]
     try:
@@ -36,8 +32,7 @@ def check_run(run: Run, typed: Collection[str] = (), untrusted: bool = False) ->
     checks += guarded("gpus", lambda: check_gpus(launch, gpus()))
     checks += guarded("folder", check_folder, Path(launch["algorithm.dew_run.folder"]))
     checks += guarded("data", check_data, launch)
-    why = "No answers are sampled on verl: truncation, mixed groups and entropy show at the first step."
-    return [*checks, skipped("answers", why)]
+    return [*checks, skipped("answers", "No answers are sampled on verl.")]
 
 
 def check_gpus(launch: Launch, found: Sequence[dict[str, Any]]) -> Check:
@@ -49,7 +44,6 @@ def check_gpus(launch: Launch, found: Sequence[dict[str, Any]]) -> Check:
 
 
 def check_data(launch: Launch) -> list[Check]:
-    """The problems as verl will read them, and the verifier."""
     data = prepare_data(launch, load_tokenizer(launch))
     with TemporaryDirectory() as folder:
         write_data(data, Path(folder))
@@ -60,16 +54,15 @@ def check_data(launch: Launch) -> list[Check]:
 
 
 def check_verifier(launch: Launch, data: Data) -> Check:
-    """Call the verifier on boxed gold answers and on empty answers."""
+    """Call the verifier on empty answers and, if it reads nothing but the gold answer, on boxed gold answers."""
     verifier = None if launch.own_reward else verifier_of(launch.run)
     if verifier is None:
         return skipped("verifier", "A reward function of your own is not called here.")
-    rows = [row["extra_info"] for row in data.train[:PROBED]]
-    if empty := sum(verdict.correct for verdict in verifier.verdicts([""] * len(rows), rows)):
-        return failed("verifier", f"{verifier.name} accepts {empty} of {len(rows)} empty answers.", EMPTY_REMEDY)
-    if verifier.columns != ("answer",):
-        return ok("verifier", f"{verifier.name} accepts none of {len(rows)} empty answers.")
-    boxed = [rf"\boxed{{{row['answer']}}}" for row in rows]
-    good = sum(verdict.correct for verdict in verifier.verdicts(boxed, rows))
-    says = f"{verifier.name} accepts {good} of {len(rows)} gold answers and no empty one."
-    return graded("verifier", says, "Correct or remove those rows.", warn=good < len(rows), gold=good, rows=len(rows))
+    rows = [row["extra_info"] for row in data.train[:64]]
+    boxed = [rf"\boxed{{{row['answer']}}}" for row in rows] if verifier.columns == ("answer",) else []
+    good, empty = (
+        sum(x.correct for x in verifier.verdicts(texts, rows[: len(texts)])) for texts in (boxed, [""] * len(rows))
+    )
+    says = f"{verifier.name} accepts {good} of {len(boxed)} gold answers and {empty} of {len(rows)} empty answers."
+    remedy = EMPTY_REMEDY if empty else "Correct or remove those rows."
+    return graded("verifier", says, remedy, warn=good < len(boxed), fail=empty > 0, gold=good, rows=len(rows))

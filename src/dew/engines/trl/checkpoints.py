@@ -1,14 +1,11 @@
 """Checkpoints from which a killed run resumes with identical results.
 
 TRL and transformers save weights, optimizer, schedule and random states. dew adds, in `dew_state_RANK.pt`, the
-generation that is being trained on, the position in it and in the prompts; and last of all a manifest:
-
-    dew_manifest.json    {"schema": 1, "files": {"model.safetensors": [bytes, crc32], ...}}
-
-A checkpoint of dew without its manifest was interrupted while it was written; one that differs from it was damaged
-afterwards. CRC-32 detects accidents such as a flipped bit, not tampering.
+generation that is being trained on, the position in it and in the prompts; and last of all a manifest of all files with
+their sizes and CRC-32. A checkpoint of dew without its manifest was interrupted while it was written.
 """
 
+import errno
 import json
 import logging
 import os
@@ -26,28 +23,21 @@ from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from dew.engines.recorder import RESUME
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, DewError, EngineError, Problem
 from dew.files import sync, write_atomically
 from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
 
 STATE = "trainer_state.json"
-"""Written last by transformers: a checkpoint of plain TRL that lacks it, or has half of it, is incomplete."""
 OWN_STATE = "dew_state_{}.pt"
-"""Written first by dew, one per process."""
 MANIFEST = "dew_manifest.json"
 INTERRUPTED = "the run was interrupted while writing it"
 READERS = 4
 
-# ── which checkpoint to resume from ─────────────────────────────────────────────────────────────────────────
-
 
 def newest_complete(folder: str) -> str | None:
-    """The newest complete checkpoint, or None.
-
-    Moves newer ones out of the way: removes interrupted ones, and renames damaged ones to `damaged-checkpoint-120`.
-    """
+    """Removes newer ones that were interrupted, and renames damaged ones to `damaged-checkpoint-120`."""
     found = [path for path in Path(folder).glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
     for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
         problem = find_problem(path)
@@ -65,7 +55,6 @@ def newest_complete(folder: str) -> str | None:
 
 
 def find_problem(checkpoint: Path) -> str | None:
-    """Why a run cannot resume from a checkpoint; None if it can."""
     if (checkpoint / MANIFEST).exists():
         return find_damage(checkpoint)
     if (checkpoint / OWN_STATE.format(0)).exists():
@@ -78,14 +67,12 @@ def find_problem(checkpoint: Path) -> str | None:
 
 
 def check_complete(checkpoint: str) -> None:
-    problem = find_problem(Path(checkpoint))
-    if problem is not None:
+    if problem := find_problem(Path(checkpoint)):
         what = f"resume_from_checkpoint: {checkpoint} cannot be used: {problem}."
         raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
 
 
 def last_good(folder: str, accelerator: Any) -> str | None:
-    """The newest complete checkpoint, verified by the main process for all processes."""
     found = [newest_complete(folder) if accelerator.is_main_process else None]
     return broadcast_object_list(found)[0]  # type: ignore[no-any-return]
 
@@ -98,9 +85,8 @@ def claim_folder(args: Any, accelerator: Any) -> str | None:
     if used and again and (found := last_good(folder, accelerator)) is not None:
         return found
     if used and not again and not args.overwrite_output_dir:
-        why = "A second one would be mixed into its metrics, records and checkpoints."
         remedy = "Choose another output_dir, train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
-        raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", why, remedy))
+        raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", remedy=remedy))
     if used and accelerator.is_main_process:
         RunFolder(folder).clear()
     accelerator.wait_for_everyone()
@@ -116,52 +102,40 @@ def finished(checkpoint: str, args: Any) -> TrainerState | None:
     return None if more_epochs else state
 
 
-# ── manifest ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def write_manifest(folder: Path) -> None:
     """Sync every file to the disk, then list them all."""
-    files = _files(folder)
+    files = _checksums(folder)
     with ThreadPoolExecutor(READERS) as readers:
-        checksums = list(readers.map(_checksum, files.values()))
-        list(readers.map(sync, [*files.values(), *{path.parent for path in files.values()}]))
-    entries = {name: (path.stat().st_size, found) for (name, path), found in zip(files.items(), checksums, strict=True)}
-    write_atomically(folder / MANIFEST, json.dumps({"schema": 1, "files": entries}, indent=1).encode())
+        list(readers.map(sync, {path for name in files for path in (folder / name, (folder / name).parent)}))
+    write_atomically(folder / MANIFEST, json.dumps({"schema": 1, "files": files}, indent=1).encode())
     sync(folder.parent)
 
 
 def find_damage(folder: Path) -> str | None:
     """What differs from the manifest, in a few words; None where every byte is as it was written."""
     try:
-        listed = json.loads((folder / MANIFEST).read_bytes())["files"]
-        expected = {str(name): (int(size), int(checksum)) for name, (size, checksum) in listed.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        expected = dict(json.loads((folder / MANIFEST).read_bytes())["files"])
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return f"{MANIFEST} cannot be read"
-    files = _files(folder)
-    for name, (size, _) in expected.items():  # sizes first: they cost nothing
-        if name not in files:
-            return f"{name} is missing"
-        if (found := files[name].stat().st_size) != size:
-            return f"{name} has {found:,} bytes of {size:,}"
-    with ThreadPoolExecutor(READERS) as readers:
-        checksums = list(readers.map(lambda name: _checksum(files[name]), expected))
-    for (name, (_, checksum)), found in zip(expected.items(), checksums, strict=True):
-        if found != checksum:
-            return f"{name} has changed since it was written"
-    return None
+    found = _checksums(folder)
+    changed = [name for name in expected if found.get(name) != expected[name]]
+    return f"{changed[0]} is missing or has changed since it was written" if changed else None
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _checksums(folder: Path) -> dict[str, list[int]]:
+    """[bytes, crc32] of every file by its name."""
+
+    def checksum(path: Path) -> list[int]:
+        value = 0
+        with path.open("rb") as file:
+            while chunk := file.read(1 << 20):
+                value = zlib.crc32(chunk, value)
+        return [path.stat().st_size, value]
+
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
-    return {path.relative_to(folder).as_posix(): path for path in paths}
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            checksum = zlib.crc32(chunk, checksum)
-    return checksum
+    names = [path.relative_to(folder).as_posix() for path in paths]
+    with ThreadPoolExecutor(READERS) as readers:
+        return dict(zip(names, readers.map(checksum, paths), strict=True))
 
 
 @contextmanager
@@ -187,14 +161,8 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
         rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step: clocks may be adjusted
 
 
-# ── dew's own state ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
-    """None for a checkpoint of plain TRL. The generation is moved to `device`, and `epochs` are those completed.
-
-    A generation is saved in the micro-batches of each process: with other `batches` the run resumes without it.
-    """
+    """None for a checkpoint of plain TRL. With other `batches`, micro-batches differ: without the generation."""
     own, first = (Path(folder) / OWN_STATE.format(i) for i in (rank, 0))
     path = own if own.exists() else first  # there may be more processes now
     if not path.exists():
@@ -209,3 +177,17 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(json.loads(path.with_name(STATE).read_text()).get("epoch") or 0)
     return state
+
+
+FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+
+
+def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
+    """The error of a run whose disk is full, or None. torch only says that writing failed: a full disk counts too."""
+    full = any(text in str(error) for text in FULL)
+    if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
+        full = shutil.disk_usage(folder).free < 1 << 20
+    if isinstance(error, DewError) or not full:
+        return None
+    remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
+    return EngineError(Problem(f"{folder}: the disk is full, and the run stopped.", remedy=remedy))

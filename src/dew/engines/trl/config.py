@@ -9,36 +9,26 @@ from typing import Any, ClassVar, get_args
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from dew.algorithms import (
-    DEFAULT_ALGORITHM,
-    ENGINE_ALGORITHM,
-    Algorithm,
-    algorithms_for,
-    get_algorithm,
-    list_algorithms,
-)
+from dew import list_algorithms
+from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, algorithms_for, get_algorithm
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
 
 logger = logging.getLogger("dew")
 
-
 LIMITS = {
     **SETTINGS,
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), Setting(least=0)),
     **dict.fromkeys(("guide_weight", "guide_failed_weight"), Setting(least=0)),
-    **dict.fromkeys(("reward_timeout", "reward_memory", "guide_timeout"), Setting(above=0)),
+    **dict.fromkeys(("reward_timeout", "reward_memory"), Setting(above=0)),
 }
 """Settings with limits: those of both engines, and of TRL alone."""
+RECORDS = [SETTINGS[f"records_{name}"].default for name in ("every", "groups", "keep")]
 
 
 def _setting(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
-
-
-def _shared(name: str, help: str) -> Any:
-    return _setting(SETTINGS[name].default, help)
 
 
 def _of_algorithm(setting: str | None = None) -> Any:
@@ -63,11 +53,9 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
     reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
     reward_memory: float | None = _setting(None, "Memory limit in GiB of a reward given by path (default: half).")
-    records_every: int = _shared("records_every", "Write token records at step 1, then every N steps; 0: none.")
-    records_groups: int = _shared("records_groups", "Groups in each token record.")
-    records_keep: int = _shared(
-        "records_keep", "Maximum number of records; beyond it every second one is deleted. 0: all."
-    )
+    records_every: int = _setting(RECORDS[0], "Write token records at step 1, then every N steps; 0: none.")
+    records_groups: int = _setting(RECORDS[1], "Groups in each token record.")
+    records_keep: int = _setting(RECORDS[2], "Maximum number of records; beyond it every second one goes. 0: all.")
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
@@ -75,7 +63,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
-    guide_timeout: float = _setting(120.0, "Maximum seconds to wait for an answer of the guide's server.")
     overwrite_output_dir: bool = _setting(False, "Delete an earlier run in output_dir when training starts.")
 
     epsilon: float | None = _of_algorithm("clip_low")
@@ -136,7 +123,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         )
 
     def misaligned(self) -> Problem | None:
-        """A generation that does not make whole optimizer steps."""
         batches = self.batches
         return batches.misaligned("steps_per_generation", self.per_device_train_batch_size * batches.processes)
 
@@ -147,7 +133,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if not self.use_vllm or not given:
             return None
         why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
-        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0; temperature may differ from 1.")
+        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0.")
 
     def _read_algorithm(self) -> list[Problem]:
         """The name and a mapping of settings, where they were given as JSON or (in Python) as an algorithm object."""
@@ -163,8 +149,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
     def _adopt_trl_settings(self) -> list[Problem]:
-        """Translate TRL's settings of the loss: clipping and KL into algorithm_kwargs, and if no algorithm is named,
-        the others into the algorithm that they describe."""
+        """TRL's clipping and KL become algorithm_kwargs; if no algorithm is named, its other settings choose one."""
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
@@ -186,8 +171,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
     def _choose_algorithm(self) -> str:
-        """The algorithm that TRL's settings describe: the default if it agrees with them, else one that trains what
-        one of them asks for and agrees with the others, else TRL's own."""
+        """The default if it agrees with TRL's settings, else one that one of them asks for, else TRL's own."""
         given = {name: getattr(self, name) for name in CHOOSE_ALGORITHM if getattr(self, name) is not None}
         wanted = [name for setting, value in given.items() for name in algorithms_for(f"{setting}={value}")]
         for name in [DEFAULT_ALGORITHM, *wanted]:
@@ -196,55 +180,38 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         else:
             name = ENGINE_ALGORITHM
         if name != DEFAULT_ALGORITHM:
-            shown = ", ".join([*(f"{k}={v!r}" for k, v in given.items()), *_set_without_effect(self)])
+            shown = ", ".join(f"{k}={v!r}" for k, v in given.items()) or "TRL's settings of its own loss"
             own = "" if name == ENGINE_ALGORITHM else f" `algorithm: {ENGINE_ALGORITHM}` trains exactly as TRL does."
             logger.warning("%s: training with the algorithm %s.%s", shown, name, own)
         return name
 
     def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
-            why = "Advantages compare the answers to one prompt with each other."
-            return [Problem(f"num_generations={self.num_generations}:", why, "Give at least 2; TRL's default is 8.")]
-        if not self.batches.fits:
-            return [Problem(f"{self.batches}.", remedy=f"Nearest that fit: {'; '.join(self._nearest_batches())}.")]
-        return []
-
-    def _nearest_batches(self) -> list[str]:
-        """Settings that fit, each by changing a single number."""
-        sampled, G = self.batches.sampled, self.num_generations
-        per_device = self.per_device_train_batch_size
-        micro_batches = self.batches.per_process // per_device
-        together = micro_batches == self.gradient_accumulation_steps  # steps_per_generation follows accumulation
-        setting = "gradient_accumulation_steps" if together else "steps_per_generation"
-        found = []
-        for name, value in (("per_device_train_batch_size", per_device), (setting, micro_batches)):
-            unit = G // math.gcd(G, sampled // value)
-            found.append(f"{name}={' or '.join(str(n * unit) for n in (value // unit, value // unit + 1) if n > 0)}")
+            return [Problem(f"num_generations={self.num_generations}:", remedy="Give at least 2; TRL's default is 8.")]
+        sampled, G, per_device = self.batches.sampled, self.num_generations, self.per_device_train_batch_size
+        if self.batches.fits:
+            return []
+        unit = G // math.gcd(G, sampled // per_device)
+        near = [str(n) for n in (per_device // unit * unit, (per_device // unit + 1) * unit) if n]
         sizes = [n for n in range(2, sampled + 1) if sampled % n == 0]
-        return [*found, f"num_generations={min(sizes, key=lambda n: abs(n - G))}"] if sizes else found
+        remedy = f"Nearest that fit: per_device_train_batch_size={' or '.join(near)}"
+        remedy += f"; num_generations={min(sizes, key=lambda n: abs(n - G))}." if sizes else "."
+        return [Problem(f"{self.batches}.", remedy=remedy)]
 
     def guide_problems(self) -> list[Problem]:
         """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
-        problems, algorithm = [], self.build_algorithm()
-        if algorithm.engine_loss:
-            why = "TRL's own loss has no term for another policy's answers."
-            problems.append(Problem(f"guide with algorithm={self.algorithm!r}:", why, "Choose another algorithm."))
-        if not 1 <= self.guide_completions < self.num_generations:
-            what = f"guide_completions={self.guide_completions} of num_generations={self.num_generations}:"
-            problems.append(Problem(what, "guide and policy must each give at least one of a group's answers."))
-        per_process = self.batches.per_process
-        if per_process % self.num_generations:
-            what = f"{per_process} answers per process are not whole groups of {self.num_generations},"
-            remedy = "Set per_device_train_batch_size x steps_per_generation to a multiple of num_generations."
-            problems.append(Problem(what, "which a guide needs.", remedy))
-        if algorithm.kl_coef:
-            why = "the KL term is not defined on another policy's answers."
-            problems.append(Problem("guide with kl_coef:", why, "Use one of them."))
-        return problems
+        algorithm, per_process, G = self.build_algorithm(), self.batches.per_process, self.num_generations
+        found = {
+            f"guide with algorithm={self.algorithm!r}: TRL's own loss has no term for a guide.": algorithm.engine_loss,
+            f"guide_completions={self.guide_completions} of num_generations={G}: guide and policy must each give at "
+            "least one of a group's answers.": not 1 <= self.guide_completions < G,
+            f"{per_process} answers per process are not whole groups of {G}, which a guide needs.": per_process % G,
+            "guide with kl_coef: the KL term is not defined on another policy's answers.": algorithm.kl_coef,
+        }
+        return [Problem(what) for what, wrong in found.items() if wrong]
 
 
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
-"""TRL's `loss_type` by what the loss is divided by."""
 
 
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
@@ -259,7 +226,6 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
-    """Settings that the user gave and that the algorithm defines differently."""
     if algorithm.engine_loss:
         return []
     problems = []
@@ -269,8 +235,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
         same_loss = name == "loss_type" and given == algorithm.surrogate
         if name in CHOOSE_ALGORITHM and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
-            other = f"choose another algorithm: {ENGINE_ALGORITHM!r} follows all of TRL's settings"
-            problems.append(Problem(what, remedy=f"Remove it, or {other}."))
+            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={ENGINE_ALGORITHM!r}: as TRL does."))
     return problems
 
 
@@ -279,15 +244,11 @@ NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "
 """Settings of TRL's own loss, which would silently do nothing in another."""
 
 
-def _set_without_effect(config: DewConfig) -> list[str]:
-    given = {f.name: (getattr(config, f.name), f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED}
-    return [f"{name}={value!r}" for name, (value, default) in given.items() if value != default]
-
-
 def _unsupported(config: DewConfig) -> list[Problem]:
     problems = []
-    for setting in _set_without_effect(config):
-        others = " or ".join(map(repr, [*algorithms_for(setting.partition("=")[0]), ENGINE_ALGORITHM]))
-        what = f"{setting} is not supported by {config.algorithm}."
-        problems.append(Problem(what, remedy=f"Remove it, or write algorithm={others}."))
+    for name, default in ((f.name, f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED):
+        if (value := getattr(config, name)) != default:
+            others = " or ".join(map(repr, [*algorithms_for(name), ENGINE_ALGORITHM]))
+            what = f"{name}={value!r} is not supported by {config.algorithm}."
+            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={others}."))
     return problems

@@ -1,8 +1,8 @@
 """Mixed policy: a guide answers each prompt in addition to the policy.
 
 Based on the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the full text was not
-available. A guide is another model, an OpenAI-compatible server, or a file of recorded answers. `MixedPolicy` is what
-the trainer calls, once per phase; nothing outside of this file knows more of it.
+available. A guide is another model, an OpenAI-compatible server, or a file of recorded answers. The trainer calls
+`MixedPolicy` once per phase; nothing outside of this file knows more of it.
 """
 
 import json
@@ -31,16 +31,12 @@ UNSCORED = 0.1
 
 @dataclass(frozen=True)
 class GuideAnswer:
-    """One answer of the guide, in the policy's tokens."""
-
     ids: list[int]
     logps: list[float] | None = None
     """log π_φ of each token, if known."""
 
 
 class Guide(Protocol):
-    """Answers prompts."""
-
     def count(self, prompt: Any, wanted: int) -> int:
         """How many answers it has for a prompt, at most `wanted`."""
         return wanted
@@ -52,12 +48,11 @@ class Guide(Protocol):
 
 def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
     """A server if `source` is a URL, recorded answers if it is a data file, else a model (path or name)."""
-    limit = args.max_completion_length
     if source.startswith(("http://", "https://")):
-        return ServerGuide(source, tokenizer, limit, args.temperature, args.guide_timeout)
+        return ServerGuide(source, tokenizer, args.max_completion_length, args.temperature)
     if source.endswith(SUFFIXES):
-        return RecordedGuide(source, tokenizer, limit)
-    return ModelGuide(source, tokenizer, limit, args.temperature, device)
+        return RecordedGuide(source, tokenizer, args.max_completion_length)
+    return ModelGuide(source, tokenizer, args.max_completion_length, args.temperature, device)
 
 
 class RecordedGuide(Guide):
@@ -115,6 +110,7 @@ def _key(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
 
 
+TIMEOUT = 120
 WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
 """What a server is asked for. With its model's own defaults it would not sample from the distribution it reports."""
 
@@ -122,9 +118,9 @@ WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penal
 class ServerGuide(Guide):
     """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities are used if its tokens are the policy's."""
 
-    def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float, timeout: float) -> None:
+    def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float) -> None:
         self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._tokenizer, self._limit, self._temperature, self._timeout = tokenizer, limit, temperature, timeout
+        self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
         self._model: str = self._request("/models", lambda reply: reply["data"][0]["id"])
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
@@ -145,16 +141,15 @@ class ServerGuide(Guide):
         return _answer(ids, [logp for _, logp in scored] if scored and same_tokens else None, self._limit)
 
     def _request(self, path: str, read: Callable[[Any], Any], body: dict[str, Any] | None = None) -> Any:
-        """What `read` finds in the server's reply."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
+            with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
                 return read(json.loads(reply.read()))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             detail = f"{error} {error.read()[:200]!r}" if isinstance(error, HTTPError) else repr(error)
             what = f"guide: {self._base}{path} did not answer as an OpenAI-compatible server does ({detail})."
-            raise EngineError(Problem(what, remedy="Check that the server is up, or raise guide_timeout.")) from None
+            raise EngineError(Problem(what, remedy="Check that the server is up.")) from None
 
 
 def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
@@ -177,11 +172,9 @@ class ModelGuide(Guide):
             try:
                 model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
             except (OSError, ValueError) as error:
-                what = f"guide={model!r} is neither a server (http://...) nor a .jsonl file."
-                raise ConfigError([what, not_loaded("guide", model, error)]) from None
+                raise ConfigError(not_loaded("guide", model, error)) from None
         if model.get_input_embeddings().num_embeddings < len(tokenizer):
-            why = "Guide and policy must share a tokenizer."
-            raise ConfigError(Problem("guide: the model has fewer tokens than the policy's tokenizer.", why))
+            raise ConfigError("guide: the model has fewer tokens than the policy's tokenizer; they must share one.")
         self._model = model.to(device).eval()
         # Its own defaults (top_p, top_k, penalties) would sample from another distribution than the recorded one.
         self._model.generation_config = GenerationConfig(
@@ -198,30 +191,9 @@ class ModelGuide(Guide):
         logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
         sampled = whole[:, len(prompt_ids) :]
         logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
-        answers = []
-        for ids, values in zip(sampled.tolist(), logps.tolist(), strict=True):
-            length = ids.index(end) + 1 if end in ids else len(ids)
-            answers.append(GuideAnswer(ids[:length], values[:length]))
-        return answers
-
-
-# ── the guide in a trainer ──────────────────────────────────────────────────────────────────────────────────
-
-
-def mixed_policy(trainer: Any, given: Guide | None, dataset: Any) -> "MixedPolicy | None":
-    """With the guide that was given as an object or that the config names, if it can be used with this trainer."""
-    args, device = trainer.args, trainer.accelerator.device
-    if given is None and args.guide is None:
-        return None
-    if trainer.tools:
-        raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
-    guide = given if given is not None else open_guide(args.guide, trainer._tokenizer, args, device)
-    wanted, uniform = args.guide_completions, trainer.use_vllm or trainer.accelerator.num_processes > 1
-    if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
-        what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
-        why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
-        raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
-    return MixedPolicy(trainer, guide)
+        rows = zip(sampled.tolist(), logps.tolist(), strict=True)
+        cut = [(ids, values, ids.index(end) + 1 if end in ids else len(ids)) for ids, values in rows]
+        return [GuideAnswer(ids[:n], values[:n]) for ids, values, n in cut]
 
 
 class MixedPolicy:
@@ -232,16 +204,24 @@ class MixedPolicy:
     row_weight    (B,) weight of each answer in the loss
     """
 
-    def __init__(self, trainer: Any, guide: Guide) -> None:
-        self._trainer, self._guide = trainer, guide
+    def __init__(self, trainer: Any, guide: Guide | None, dataset: Any = ()) -> None:
+        """`guide` as an object, or else the one that the config names."""
+        args, self._trainer = trainer.args, trainer
+        if guide is None:
+            guide = open_guide(args.guide, trainer._tokenizer, args, trainer.accelerator.device)
+        self._guide, wanted = guide, args.guide_completions
+        if trainer.tools:
+            raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
+        uniform = trainer.use_vllm or trainer.accelerator.num_processes > 1
+        if lacking := [p for p in dataset["prompt"] if guide.count(p, wanted) < wanted] if uniform else []:
+            what = f"guide: {len(lacking)} prompts have fewer than guide_completions={wanted} answers,"
+            why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
+            raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
         self._answers: list[GuideAnswer | None] = []
         """Of the newest generation, an entry per row: the guide's answer, or None."""
 
     def generate(self, prompts: list[Any], generate: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """TRL's `_generate` result in which the guide gives the last answers of each group, up to `guide_completions`.
-
-        `generate` samples the others.
-        """
+        """TRL's `_generate` result in which the guide gives the last answers of each group."""
         trainer = self._trainer
         size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
         counts = [self._guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
@@ -302,10 +282,7 @@ class MixedPolicy:
         return found.signal & ~any_in_group(batch.group, found.correct & ~self._guided(batch))
 
     def weigh(self, batch: Batch, credit: Credit, alone: Tensor) -> tuple[Columns, Numbers]:
-        """The divisor and `row_weight`: λ on the guide's answers, and on groups that it `alone` solved λ₀.
-
-        Those have a divisor of their own, and do not count in that of the others unless there is nothing else.
-        """
+        """The divisor and `row_weight`: λ on the guide's answers; on groups that it `alone` solved λ₀ and their own."""
         trainer, args, guided = self._trainer, self._trainer.args, self._guided(batch)
         apart = divisor(trainer.algorithm, batch, alone)
         count = divisor(trainer.algorithm, batch, ~alone & ~batch.filler) or apart or 1.0
@@ -320,9 +297,7 @@ class MixedPolicy:
 
     def parts(self, inputs: Columns, logp: Tensor, whole: Part) -> dict[str, tuple[Tensor, Part]]:
         """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
-
-        A guide's ratio may be far above 1, and PPO does not clip it if A < 0: it is at most 1 + `clip_high` there.
-        """
+        PPO does not clip a guide's ratio, which may be far above 1, if A < 0: it is at most 1 + `clip_high` there."""
         guided, weight = inputs["guided"][:, None], inputs["row_weight"][:, None]
         unknown = inputs["guide_logps"].isnan()
         old = torch.where(unknown, 0, inputs["guide_logps"])
@@ -334,5 +309,4 @@ class MixedPolicy:
         return {"": (logp, own), "guide/": (torch.minimum(guide_logp, most), guides)}
 
     def _guided(self, batch: Batch) -> Tensor:
-        """(N,) A collective call."""
         return gather_rows(self._trainer.accelerator, batch.inputs["guided"])

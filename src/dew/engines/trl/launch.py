@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import re
 import shutil
 import signal
 from collections.abc import Callable, Mapping
@@ -21,26 +20,16 @@ from safetensors import SafetensorError
 from torch.nn import Module
 from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
-from trl import (
-    DatasetMixtureConfig,
-    ModelConfig,
-    TrlParser,
-    get_dataset,
-    get_peft_config,
-    get_quantization_config,
-)
+from trl import DatasetMixtureConfig, ModelConfig, TrlParser, get_dataset, get_peft_config, get_quantization_config
 from trl import rewards as trl_rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
-from dew.engines.recorder import git_commit, versions
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.rewards import outcome_index
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import ConfigError, EngineError, Problem, did_you_mean, not_loaded
+from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
-from dew.rewards.calls import reward_name
 from dew.rewards.user_function import is_user_function
 from dew.run.config import Run, check_keys, find_model, to_yaml
 from dew.run.folder import RUN_AGAIN, RunFolder
@@ -50,13 +39,8 @@ Say = Callable[[str], None]
 logger = logging.getLogger("dew")
 
 
-# ── settings ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Parsed:
-    """A run as TRL's dataclasses."""
-
     run: Run
     script: Any
     args: DewConfig
@@ -66,13 +50,11 @@ class Parsed:
 
     @property
     def data(self) -> str:
-        """What the run trains on, for messages."""
         mixed = ", ".join(source.path for source in self.mixture.datasets)
         return self.run.task or mixed or self.script.dataset_name or ""
 
 
 CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
-"""TRL's dataclasses of all settings."""
 
 
 def setting_fields() -> list[Field[Any]]:
@@ -80,18 +62,13 @@ def setting_fields() -> list[Field[Any]]:
 
 
 def check_names(run: Run, typed: Mapping[str, str]) -> None:
-    """Report every unknown setting with the closest known one."""
     known = [f.name for f in setting_fields()]
     check_keys([name for name in run.settings if name in typed], known, source="command line")
     check_keys(run.settings, known, source=run.source or "config")
 
 
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
-    """TRL's dataclasses for a run's settings.
-
-    `typed`: which of them were typed on the command line, and the text. `dry` accepts a config for a GPU on a machine
-    that has none. `untrusted`: see run/permission.py.
-    """
+    """`typed`: settings of the command line, and their text. `dry` accepts a config for a GPU where there is none."""
     typed, file = typed or {}, run.source or "config"
     check_names(run, typed)
     both = f"{file} with the command line" if typed else file
@@ -119,13 +96,13 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     except Exception as error:  # of a dozen kinds, from TRL, transformers, accelerate and their dependencies
         kind = "" if isinstance(error, TypeError | ValueError) else f"{type(error).__name__}: "
         raise ConfigError(f"{kind}{error}", source=both) from error
-    if not model.model_name_or_path:
-        advice = "Name a model folder, a hub model, or `tiny`, the model that comes with dew."
-        raise ConfigError(Problem("model_name_or_path is missing.", remedy=advice), source=file)
     parsed = Parsed(replace(run, settings=settings), script, args, model, mixture)
+    if not model.model_name_or_path:
+        problems.append(Problem("model_name_or_path is missing.", remedy="Name a folder, a hub model, or `tiny`."))
     if not parsed.data:
-        remedy = "Write `task: countdown` (or a .jsonl file) or TRL's `dataset_name:` or `datasets:`."
-        raise ConfigError(Problem("nothing to train on.", remedy=remedy), source=file)
+        problems.append(Problem("nothing to train on.", remedy="Write `task:` or TRL's `dataset_name:`."))
+    if problems:
+        raise ConfigError(problems, source=file)
     return parsed
 
 
@@ -144,11 +121,7 @@ def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:
     return parser._get_values(action, [str(value)])
 
 
-# ── data and rewards ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def data_of(parsed: Parsed) -> tuple[Any, Any]:
-    """Training data and evaluation data (or None), as TRL takes them."""
     run, script, evaluates = parsed.run, parsed.script, parsed.args.eval_strategy != "no"
     if run.task is not None:
         source, rows = training_rows(run)
@@ -164,9 +137,8 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         raise ConfigError(not_loaded(key, parsed.data, error)) from None
     train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
     if absent := [split for split in (train, test) if split is not None and split not in data]:
-        remedy = "Set dataset_train_split and dataset_test_split, or test_split_size for `datasets:`."
         what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
-        raise ConfigError(Problem(what, remedy=remedy), source=run.source)
+        raise ConfigError(Problem(what, remedy="Set dataset_train_split, dataset_test_split or test_split_size."))
     return data[train], data[test] if test is not None else None
 
 
@@ -180,8 +152,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     if parsed.script.reward_model_name_or_path:
         functions.append(parsed.script.reward_model_name_or_path)
     if not functions:
-        remedy = "Write `verifier: math` (or countdown), or `reward_funcs: [accuracy_reward]` or `[file.py:function]`."
-        raise ConfigError(Problem("no reward.", remedy=remedy), source=parsed.run.source)
+        raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
 
 
@@ -196,18 +167,6 @@ def _reward(name: str, parsed: Parsed) -> Any:
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)
-
-
-def check_outcome(parsed: Parsed) -> None:
-    """Raise an error unless it is clear which reward decides. Loads none of them."""
-    verifier = verifier_of(parsed.run)
-    if verifier is None and not parsed.args.build_algorithm().engine_loss:
-        names = [re.split(r"[:.]", name)[-1] for name in parsed.script.reward_funcs or []]
-        model = parsed.script.reward_model_name_or_path
-        outcome_index(names + [reward_name(model)] * bool(model), parsed.args)
-
-
-# ── a run ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def build_trainer(parsed: Parsed) -> Any:
@@ -229,13 +188,7 @@ def build_trainer(parsed: Parsed) -> Any:
 
 
 def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:
-    """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped".
-
-    Ctrl-C and SIGTERM end the run after the current step, with a checkpoint to resume from.
-    """
-    from dew.rewards.math import MathVerifier
-    from dew.rewards.math import versions as verifier_versions
-
+    """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped"."""
     folder, stop = Path(parsed.args.output_dir), StopAtSignal()
     trainer.remove_callback(PrinterCallback)
     scored = parsed.run.scores is not None
@@ -244,11 +197,7 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
     trainer.add_callback(stop)
     if trainer.accelerator.is_main_process:
         sweep(folder)
-        found = {**versions("torch", "transformers", "trl", "accelerate"), "git commit": git_commit()}
-        used = ", ".join(f"{name} {value}" for name, value in found.items() if value)
-        write_atomically(folder / "config.yaml", to_yaml(parsed.run, [RUN_AGAIN, used]).encode())
-        if isinstance(verifier_of(parsed.run), MathVerifier):
-            RunFolder(folder).write_run({"verifier": verifier_versions()})
+        write_atomically(folder / "config.yaml", to_yaml(parsed.run, [RUN_AGAIN]).encode())
     trainer.accelerator.wait_for_everyone()
     checkpoint = trainer.last_good_checkpoint() if resume else None
     if resume and checkpoint is None:
@@ -263,10 +212,6 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
     if trainer.state.global_step < trainer.state.max_steps:
         trainer._recorder.end("stopped")
         return "stopped"
-    if not _weights_are_finite(trainer):
-        trainer._recorder.end("failed")
-        what = "Training ended with weights that are not finite, and no model was written."
-        raise EngineError(Problem(what, remedy="Lower learning_rate, then train again in a new folder."))
     _save_model(trainer, folder / "model")
     if scored:
         _score(trainer, parsed, "after", say)
@@ -309,13 +254,6 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._requested = True
 
 
-def _weights_are_finite(trainer: DewTrainer) -> bool:
-    """Each process looks at its own shard of the weights (FSDP2, ZeRO-3), and all of them get the same answer."""
-    weights = trainer.model.parameters()
-    shards = [p.to_local() if hasattr(p, "to_local") else getattr(p, "ds_tensor", p) for p in weights]
-    return all(gather_object([all(bool(shard.isfinite().all()) for shard in shards)]))
-
-
 def _save_model(trainer: DewTrainer, folder: Path) -> None:
     """All or nothing: `model/` appears when every file is on the disk."""
     part = folder.with_name(f".{folder.name}.part")
@@ -334,8 +272,7 @@ def _save_model(trainer: DewTrainer, folder: Path) -> None:
 
 
 def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
-    """Evaluate on held-out problems, into scores.json. Without a verifier the outcome reward decides.
-    With sharded weights all processes sample, else the main one."""
+    """Evaluate on held-out problems, into scores.json. With sharded weights all processes sample, else the main one."""
     main = trainer.accelerator.is_main_process
     if not main and not trainer.sharded:
         return
@@ -355,7 +292,6 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
 
 
 def quiet() -> None:
-    """Turn off progress bars and telemetry of the libraries, for the output of a command."""
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -1,9 +1,10 @@
-"""The metrics of a step, named as in docs/metrics.md, and what a run leaves in its folder."""
+"""The metrics of a step, named as in docs/metrics.md, infinities and NaNs, and what a run leaves in its folder."""
 
+import math
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,7 +24,7 @@ from dew.engines.recorder import (
     script,
 )
 from dew.engines.trl.batch import Batch, gather_columns
-from dew.engines.trl.failures import finite_only
+from dew.errors import EngineError, Problem
 
 EVERY_STEP = (
     "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/", "kl/",
@@ -105,6 +106,56 @@ def sampler_metrics(logp: Tensor, sampler_logp: Tensor, mask: Tensor, accelerato
     return {"sampler/kl": kl / count, "sampler/ratio": total / count} if count else {}
 
 
+PATIENCE = 3
+"""Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
+
+
+def not_finite(parts: Tensor, finite: Tensor, advantages: Tensor, names: Sequence[str]) -> str | None:
+    """What is not finite: (N, F) rewards, where NaN is none, logits of (N,) answers, (N, T) advantages."""
+    for name, bad in zip(names, parts.isinf().sum(0).tolist(), strict=True):
+        if bad:
+            return f"reward {name!r} of {bad} answers"
+    if not finite.all():
+        return "logits"
+    return None if advantages.isfinite().all() else "advantages"
+
+
+def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Without infinities and NaNs: one would spoil every mean that it enters."""
+    return {name: x for name, x in numbers.items() if not isinstance(x, float) or math.isfinite(x)}
+
+
+class NonFinite:
+    """Skips a step with an infinity or a NaN in rewards, logits, advantages, loss or gradient; three in a row stop the
+    run. All processes see the same numbers. Weights and optimizer stay; the schedule and the prompts advance."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"generation": None, "counted": False, "row": []}
+        """What is not finite in the current generation, whether it was counted, and the steps skipped in a row."""
+
+    def start(self, generation: str | None) -> None:
+        self.state |= {"generation": generation, "counted": False}
+
+    def check(self, step: int, norm: float, *, loss: float = 0.0, scaled: bool) -> str | None:
+        """Why the step must be skipped, or None. A loss scaler overflows until it has found its scale: not counted."""
+        generation, row = self.state["generation"], self.state["row"]
+        found: str | None = generation or (None if math.isfinite(loss) else "loss")
+        overflow = found is None and scaled
+        if found is None and not math.isfinite(norm):
+            found = f"gradient: norm {norm}"
+        if found is None:
+            row.clear()
+            return None
+        if not overflow and not (generation and self.state["counted"]):
+            row.append(f"step {step}, {found}")
+            self.state["counted"] = True
+        if len(row) >= PATIENCE:
+            what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged: "
+            remedy = "Check the reward function and the rule; or lower the learning rate, and train in bf16, not fp16."
+            raise EngineError(Problem(f"{what}{'; '.join(row)}.", remedy=remedy))
+        return found
+
+
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -114,7 +165,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
     def __init__(self, folder: str, writes: bool) -> None:
         super().__init__(folder, writes)
         self.seconds: dict[str, float] = defaultdict(float)
-        """Seconds per phase of the current step, nested phases excluded."""
         self._nested = 0.0
         self._numbers: Numbers = {}
         self._start = time.perf_counter()
@@ -168,7 +218,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self.seconds.clear()
 
     def record(self, batch: Batch, credit: Credit, trainer: Any) -> None:
-        """Write the token record of a batch. A collective call."""
         tokenizer, args = trainer._tokenizer, trainer.args
         names = ("prompt_ids", "prompt_mask", "completion_ids", "guided")
         ids = {name: batch.inputs[name] for name in names if name in batch.inputs}

@@ -1,13 +1,6 @@
 """DewTrainer: TRL's GRPOTrainer with an algorithm of dew. It calls TRL's methods and works on what they return.
 
-train                            claim the run's folder or resume, explain what ended the run
-_generate_and_score_completions  one generation:
-    sample                         TRL generates and scores; dew adds the entropy of the sampling policy
-    give_credit                    the algorithm's advantages, once, on whole groups
-    _report                        metrics, the advantages in TRL's table of completions, token records
-_compute_loss                    the algorithm's loss, per micro-batch
-_get_grad_norm                   skip the step if something is not finite
-_save_checkpoint                 TRL's, then dew's state and a manifest
+Its methods are in the order in which a batch reaches them (CONTRIBUTING.md, "The path of one batch").
 """
 
 import logging
@@ -29,8 +22,7 @@ from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
-from dew.engines.trl.failures import NonFinite, disk_full, finite_only, not_finite
-from dew.engines.trl.guide import Guide, MixedPolicy, mixed_policy
+from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
@@ -70,8 +62,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
-            remedy = "Write DewConfig, which takes the same settings."
-            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy=remedy))
+            raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
         if guide is not None and (problems := args.guide_problems()):
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
@@ -100,10 +91,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
             self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
-        self._mixed_policy = mixed_policy(self, guide, train_dataset)
+        guided = guide is not None or args.guide is not None
+        self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
         self._waiting: list[dict[str, Any]] = []
         self._statistics = metrics.StepStatistics()
-        self._nonfinite = NonFinite()
+        self._nonfinite = metrics.NonFinite()
         self._step_loss = 0.0
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
@@ -148,7 +140,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 checkpoint = self.last_good_checkpoint()
                 if checkpoint is None:
                     what = f"resume: {self.args.output_dir} has no complete checkpoint."
-                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint, and set save_steps."))
+                    raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint."))
             elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
                 checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
@@ -160,10 +152,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         except BaseException as error:
             with suppress(OSError):  # a full disk has no room for this either
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
-            full = disk_full(error, self.args.output_dir)
-            if full is None:
-                raise
-            raise full from error
+            if full := checkpoints.disk_full(error, self.args.output_dir):
+                raise full from error
+            raise
         self._recorder.end("done")
         return result
 
@@ -172,7 +163,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return self._sampler
 
     def last_good_checkpoint(self) -> str | None:
-        """The newest complete checkpoint, verified by the main process for all processes."""
         self._verified = checkpoints.last_good(self.args.output_dir, self.accelerator)
         return self._verified
 
@@ -198,7 +188,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return trained
 
     def _report(self, batch: Batch, credit: Credit) -> None:
-        """Metrics, what is not finite, the advantages in TRL's table, and the token record if one is due."""
         size, names, threshold = self.group_size, self.reward_func_names, self.algorithm.threshold
         seconds = self._recorder.seconds["generation"]
         self._put(metrics.generation_metrics(batch, credit, size, names, threshold, seconds))
@@ -206,7 +195,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
-            self._nonfinite.start(not_finite(parts, finite, advantages, names))
+            self._nonfinite.start(metrics.not_finite(parts, finite, advantages, names))
         else:
             self._put(metrics.pass_at(credit, size))
         if self._stream is None or not self.model.training:
@@ -229,15 +218,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
         fills = {"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1}
         quota, whole = self.args.generation_batch_size // size, self._guide is not None
-        return fill_batch(
-            sample, self.algorithm, stream, accelerator, quota=quota, size=size, whole_groups=whole, fills=fills
-        )
+        settings = {"quota": quota, "size": size, "whole_groups": whole, "fills": fills}
+        return fill_batch(sample, self.algorithm, stream, accelerator, **settings)
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
-        """Generate and score one answer to each row of the data set; a prompt has as many rows as its group.
-
-        Nothing is trained. The mode of the model decides between the settings of training and of evaluation.
-        """
+        """Generate and score one answer to each row, without training; a prompt has as many rows as its group."""
         rewards = self._metrics[self._mode]["reward"]
         before = len(rewards)
         capture = self._capture = Capture()
@@ -260,7 +245,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return generated
 
     def sampling_model(self) -> Any:
-        """The current weights, in the precision that they are sampled in."""
         return self._captured_sampling.current_model()
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], images: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -291,7 +275,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return scores.logp, scores.entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
-        """Log-probabilities and entropies of the answers, and the router's loss."""
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         kwargs |= {key: inputs[key] for key in (*IMAGE_KEYS, "longest") if inputs.get(key) is not None}
@@ -361,7 +344,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """TRL's own loss, and the statistics of the step."""
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
         logp, entropy, _ = capture.passes[-1]
@@ -369,13 +351,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         logp, entropy = logp.detach(), entropy.detach()
         part = loss_part(inputs, logp, entropy)
         _, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=1)
-        logged = {"clip/low": "clip_ratio/low_mean", "clip/high": "clip_ratio/high_mean"}
-        for ours, theirs in logged.items():  # TRL knows what its loss clips
-            values = self._metrics[self._mode].get(theirs)
-            if values:
-                stats[ours] = torch.tensor(values[-1], device=logp.device)
-            else:
-                stats.pop(ours)
+        for side in ("low", "high"):  # TRL knows what its loss clips
+            del stats[f"clip/{side}"]
+            if values := self._metrics[self._mode].get(f"clip_ratio/{side}_mean"):
+                stats[f"clip/{side}"] = torch.tensor(values[-1], device=logp.device)
         self._statistics.add(stats, part.mask.sum())
         self._statistics.add_update(loss, inputs["verdict"], part.mask, entropy)
         return loss
@@ -389,13 +368,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """Called between gradient and update: a step with an infinity or a NaN loses its gradient."""
+        """Called between gradient and update: a step that is not finite loses its gradient."""
         norm = super()._get_grad_norm(*args, **kwargs)
         value = float(norm) if norm is not None else 0.0
         step, scaler = self.state.global_step + 1, self.accelerator.scaler
         scaled = scaler is not None and scaler.get_scale() > 1
-        found = self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled)
-        if found is not None:
+        if found := self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled):
             self.optimizer.zero_grad()
             if self.accelerator.is_main_process:
                 logger.warning("Skipping step %d, not finite: %s", step, found)
@@ -408,7 +386,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _put(self, numbers: Numbers) -> None:
         """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
-        for name, value in finite_only(numbers).items():
+        for name, value in metrics.finite_only(numbers).items():
             self._metrics[self._mode][name].append(value)
         if self.model.training:
             self._recorder.put(numbers)
@@ -428,7 +406,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 found[name][:] = [x for x in found[name] if math.isfinite(x)]
                 if not found[name]:
                     del found[name]
-        for name in set(logs) - set(finite_only(logs)):
+        for name in set(logs) - set(metrics.finite_only(logs)):
             del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]
@@ -437,14 +415,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── checkpoints ─────────────────────────────────────────────────────────────────────────────────────────
 
     def _own_state(self) -> dict[str, Any]:
-        """What TRL does not save. `generation`: what is being trained on, moved to the device when loaded."""
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
             "position": self._stream.position if self._stream is not None else None,
-            "health": self._nonfinite.state(),
+            "health": self._nonfinite.state,
             "metrics": dict(self._metrics["train"]),
         }
 
@@ -455,20 +432,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if state is None:
             return
         self._metrics["train"].update(state["metrics"])
-        self._nonfinite.restore(state["health"])
+        self._nonfinite.state = state["health"]
         self._step, self._buffered_inputs = state["step"], state["generation"]
         if self._stream is not None and state["position"] is not None:
             self._stream.position = state["position"]
         for _ in range(state["epochs"] if self.shuffle_dataset else 0):
             torch.randperm(self._sampler.num_samples, generator=self._sampler.generator)
 
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Tied weights are saved once and are not missing."""
-        tied = getattr(self.model, "all_tied_weights_keys", None) or {}
-        missing = [name for name in load_result.missing_keys if name not in tied]
-        super()._issue_warnings_after_load(load_result._replace(missing_keys=missing))
-
     def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
-        """Everything, then the manifest; only then are older checkpoints removed."""
         with checkpoints.sealed(self, self._own_state()):
             super()._save_checkpoint(*args, **kwargs)

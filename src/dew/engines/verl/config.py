@@ -1,30 +1,24 @@
 """verl's configuration as one of dew's algorithms, and everything in it that cannot work.
 
-    algorithm.adv_estimator   the algorithm's name, or one of verl's own estimators, which is only recorded
-    algorithm.dew.*           the algorithm's settings, with the same names and checks as everywhere in dew
-    algorithm.dew_run.*       the run's folder
-
-What verl controls itself (clipping, KL, group filtering, lengths) is set with verl's keys and read from there.
+`algorithm.adv_estimator` names the algorithm (one of verl's own estimators is only recorded), `algorithm.dew.*` are its
+settings, `algorithm.dew_run.*` the run's folder. Clipping, KL, group filtering and lengths are read from verl's keys.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
-from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
+from dew.errors import ConfigError, DewError, EngineError, Problem, unknown
 from dew.run.settings import ACTOR, MODEL, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
 
 MODES = {"dew_sync": "sync", "dew_colocate_async": "colocate_async", "dew_separate_async": "separate_async"}
 """dew's trainer modes, and the mode of verl that each extends."""
-SWITCH_ON = (
-    "Start with `python -m dew.engines.verl.main` instead of `python -m verl.trainer.main_ppo` and set "
-    "trainer.v1.trainer_mode=dew_sync (or dew_colocate_async, dew_separate_async)."
-)
+SWITCH_ON = "Start with `python -m dew.engines.verl.main`, and set trainer.v1.trainer_mode=dew_sync."
 EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
 """Modules, separated by commas, that verl imports in every process; main.py passes it on to Ray's."""
 DEW_LOSS = "dew"
@@ -45,16 +39,10 @@ SET_BY_VERL = {
 
 @dataclass(frozen=True)
 class RunSettings:
-    """`algorithm.dew_run.*`"""
-
     folder: str
-    """Where metrics, alarms and token records are written."""
     records_every: int = SETTINGS["records_every"].default
-    """Write token records at step 1, then every N steps; 0 writes none."""
     records_groups: int = SETTINGS["records_groups"].default
-    """Groups in each token record."""
     records_keep: int = SETTINGS["records_keep"].default
-    """Maximum number of record files, spread over the run; 0 keeps all."""
 
 
 def read(config: Any, path: str, default: Any = None) -> Any:
@@ -65,7 +53,6 @@ def read(config: Any, path: str, default: Any = None) -> Any:
 
 
 def plain(x: Any) -> Any:
-    """Plain dictionaries and lists instead of OmegaConf's."""
     if isinstance(x, Mapping) or hasattr(x, "items"):
         return {str(key): plain(value) for key, value in x.items()}
     return [plain(value) for value in x] if isinstance(x, Collection) and not isinstance(x, str) else x
@@ -108,20 +95,18 @@ def read_algorithm(config: Any) -> Algorithm:
 
 
 def read_run_settings(config: Any) -> RunSettings | None:
-    """Where to record; None to record nothing."""
     given = _section(config, "algorithm.dew_run")
     if not given:
         return None
-    known = [field.name for field in fields(RunSettings)]
-    wrong = [unknown(f"algorithm.dew_run has no setting {name!r}.", name, known) for name in given if name not in known]
-    wrong += filter(None, (SETTINGS[name].problem(name, given[name]) for name in known[1:] if name in given))
-    if "folder" not in given:
-        wrong.append(
-            Problem("algorithm.dew_run.folder is missing.", remedy="Write +algorithm.dew_run.folder=runs/first.")
-        )
-    if wrong:
+    try:
+        settings = RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+    except (KeyError, TypeError):  # no folder, or an unknown name
+        remedy = "Its settings are folder, records_every, records_groups and records_keep."
+        raise ConfigError(Problem(f"algorithm.dew_run={given}.", remedy=remedy)) from None
+    numbers = {name: value for name, value in vars(settings).items() if name != "folder"}
+    if wrong := list(filter(None, (SETTINGS[name].problem(name, value) for name, value in numbers.items()))):
         raise ConfigError(wrong)
-    return RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
+    return settings
 
 
 def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
@@ -145,26 +130,20 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
 def _mode_problems(config: Any) -> list[Problem]:
     mode = str(read(config, "trainer.v1.trainer_mode"))
     if not read(config, "trainer.use_v1", True):
-        what = "trainer.use_v1=False: verl's old trainer drops the old policy's entropy."
-        return [Problem(what, remedy="Leave it out, and set trainer.v1.trainer_mode=dew_sync.")]
-    if mode in MODES:
-        return []
-    what, remedy = f"trainer.v1.trainer_mode={mode} is not known.", f"Choose one of: {', '.join(MODES)}."
+        return [Problem("trainer.use_v1=False: verl's old trainer drops the old policy's entropy.", remedy=SWITCH_ON)]
     if mode in MODES.values():
         what = f"trainer.v1.trainer_mode={mode} does not pass on the old policy's entropy and writes no run folder."
-        remedy = f"Set trainer.v1.trainer_mode=dew_{mode}."
-    return [Problem(what, remedy=remedy)]
+        return [Problem(what, remedy=f"Set trainer.v1.trainer_mode=dew_{mode}.")]
+    return [] if mode in MODES else [unknown(f"trainer.v1.trainer_mode={mode} is not known.", mode, MODES)]
 
 
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Settings that would be ignored, or that would make it another algorithm."""
     name, found = algorithm.name, []
-    key, ours = LOSS_MODE, DEW_LOSS
-    if (mode := str(read(config, key, "vanilla"))) not in ("vanilla", ours):
-        found.append(Problem(f"{key}={mode}: {name} has a loss of its own.", remedy=f"Set {key}={ours}."))
-    key, ours = f"{ACTOR}.loss_agg_mode", REDUCTIONS[algorithm.reduce]
-    if (mode := str(read(config, key, "token-mean"))) not in ("token-mean", ours):
-        found.append(Problem(f"{key}={mode}: {name} reduces its loss differently.", remedy=f"Set {key}={ours}."))
+    ours = {LOSS_MODE: ("vanilla", DEW_LOSS), f"{ACTOR}.loss_agg_mode": ("token-mean", REDUCTIONS[algorithm.reduce])}
+    for key, allowed in ours.items():
+        if (mode := str(read(config, key, allowed[0]))) not in allowed:
+            found.append(Problem(f"{key}={mode}: {name} has a loss of its own.", remedy=f"Set {key}={allowed[1]}."))
     key, metric = "algorithm.filter_groups.metric", read(config, "algorithm.filter_groups.metric")
     if algorithm.dynamic_sampling and metric != "acc":
         what = f"{key}={metric} would keep groups whose answers differ only in a penalty."
@@ -173,17 +152,15 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
         what = f"algorithm.dew.overlong={algorithm.overlong} and verl's overlong_buffer_cfg would both penalize length."
         found.append(Problem(what, remedy="Leave one out."))
     if read(config, "distillation.enabled"):
-        what = f"{name} and distillation both replace the actor's loss."
-        found.append(Problem(what, remedy="Use only one of them."))
+        found.append(Problem(f"{name} and distillation both replace the actor's loss.", remedy="Use only one of them."))
     return found
 
 
 def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     """Settings that leave out the entropy or Σπ², or that compute them in 16 bits.
 
-    FSDP computes H = logsumexp − Σ p·logit in the precision of the logits. In bf16, logits of 20 are multiples of 1/8,
-    and the entropy of most tokens comes out as exactly 0, or below it. verl has ways to use float32. Σπ², from
-    logsumexp(2z) − 2 logsumexp(z), has none but float32 weights.
+    FSDP computes H = logsumexp − Σ p·logit in the precision of the logits: in bf16, that of most tokens comes out as
+    exactly 0, or below it. verl has ways to use float32; for Σπ² only float32 weights.
     """
     name, entropy, squares = algorithm.name, algorithm.needs_entropy != "no", algorithm.needs_sum_sq
     bypass = "algorithm.rollout_correction.bypass_mode"
@@ -193,33 +170,32 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     in_bf16 = str(strategy) in ("fsdp", "fsdp2") and str(dtype) not in ("fp32", "float32")
     found = []
     if (entropy or squares) and read(config, bypass):
-        what = f"{bypass}=True skips the pass that computes the old policy's entropy"
-        found.append(Problem(f"{what} and probabilities, which {name} needs.", remedy="Set it to False."))
+        what = f"{bypass}=True skips the pass that computes the entropy and probabilities that {name} needs."
+        found.append(Problem(what, remedy="Set it to False."))
     if entropy and in_bf16 and not chunked and not fused:
         what = "verl would compute the entropy in bf16, as a small difference of large numbers: most of it is rounding."
         remedy = f"Set {ACTOR}.entropy_from_logits_with_chunking=True with {MODEL}.use_remove_padding=True"
         found.append(Problem(what, remedy=f"{remedy}, for float32 (or {MODEL}.use_fused_kernels=True)."))
     if algorithm.needs_entropy == "current" and not read(config, f"{ACTOR}.calculate_entropy"):
-        what = f"{name} uses the entropy of the policy being trained."
-        found.append(Problem(what, remedy=f"Set {ACTOR}.calculate_entropy=True."))
-    sum_sq = f"{name} needs the sum of squared probabilities."
+        remedy = f"Set {ACTOR}.calculate_entropy=True."
+        found.append(Problem(f"{name} uses the entropy of the policy being trained.", remedy=remedy))
+    sum_sq = f"{name} needs the sum of squared probabilities, which verl"
     if squares and fused:
-        why = f"With {MODEL}.use_fused_kernels=True verl does not compute it."
-        found.append(Problem(sum_sq, why, "Set it to False."))
+        what = f"{sum_sq} does not compute with {MODEL}.use_fused_kernels=True."
+        found.append(Problem(what, remedy="Set it to False."))
     if squares and in_bf16:
-        why = "verl computes it from the logits in bf16: 1 - 2p + sum p^2 of a confident token would be rounding error."
-        found.append(Problem(sum_sq, why, f"Set +{FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."))
+        remedy = f"Set +{FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."
+        found.append(Problem(f"{sum_sq} computes from logits in bf16: mostly rounding error.", remedy=remedy))
     return found
 
 
 def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:
     """One of verl's own estimators in one of dew's trainer modes: dew only records the run."""
-    found, ours = [], ", ".join(dew_estimators())
+    found, ours = [], dew_estimators()
     if estimators and name not in estimators:
-        what = f"algorithm.adv_estimator={name} is not known."
-        found.append(Problem(what, did_you_mean(name, dew_estimators()), f"dew's estimators are {ours}."))
+        found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, ours))
     if read(config, "algorithm.dew"):
-        found.append(Problem(f"algorithm.dew.* are settings of {ours}; algorithm.adv_estimator is {name}."))
+        found.append(Problem(f"algorithm.dew.* are settings of dew's estimators; algorithm.adv_estimator is {name}."))
     if read(config, LOSS_MODE) == DEW_LOSS:
         found.append(Problem(f"{LOSS_MODE}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
     return found
@@ -232,5 +208,6 @@ def import_modules(names: str | list[str] | None) -> None:
             import_module(str(name))
         except Exception as error:  # the user's code may raise anything
             what = f"{name} cannot be imported ({type(error).__name__}: {error})."
-            remedy = "Correct the module, or install it or put its folder on PYTHONPATH, on every node."
-            raise ConfigError(Problem(what, remedy=remedy)) from None
+            raise ConfigError(
+                Problem(what, remedy="Install it or put its folder on PYTHONPATH, on every node.")
+            ) from None

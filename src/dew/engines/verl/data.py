@@ -1,14 +1,7 @@
 """A run's problems as verl reads them: Parquet with chat messages, the verifier's name and its gold columns.
 
-prompt        messages; a prompt that is already formatted is one message, and the chat template adds nothing
-data_source   the name of the verifier that scores the answer
-reward_model  {style: rule, ground_truth: the gold answer}
-extra_info    {index, split, and every column that the verifier reads}
-
-`compute_score` is the reward function that reads these columns:
-
-    reward.custom_reward_function.path=pkg://dew.engines.verl.data
-    reward.custom_reward_function.name=compute_score
+`data_source` is the name of the verifier, `extra_info` has every column that it reads. A prompt that is already
+formatted is one message, and the chat template adds nothing.
 """
 
 import logging
@@ -33,8 +26,6 @@ logger = logging.getLogger("dew")
 
 @dataclass(frozen=True)
 class Data:
-    """Rows as verl reads them."""
-
     train: list[Row]
     validation: list[Row]
     too_long: int
@@ -42,13 +33,12 @@ class Data:
 
 
 def prepare_data(launch: Launch, tokenizer: Any) -> Data:
-    """All rows that verl will read. An error if they do not fill one step."""
     run, limit = launch.run, int(launch["data.max_prompt_length"])
     source, rows = training_rows(run)
     judge = None if launch.own_reward else verifier_of(run)
     if judge is None and not launch.own_reward:
-        remedy = "Write `verifier: math`, or name your own reward function."
-        raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
+        what = f"The task {source.name} has no verifier of its own."
+        raise ConfigError(Problem(what, remedy="Write `verifier: math`, or name your own reward function."))
     name, columns = (judge.name, judge.columns) if judge is not None else (source.name, ())
     # What the tokenizer puts before a text (often <s>, or nothing); a chat template does not, so the data must.
     prefix = str(tokenizer.decode(tokenizer("")["input_ids"]))
@@ -84,7 +74,6 @@ def verl_row(row: Row, index: int, split: str, verifier: str, columns: Sequence[
 
 
 def write_data(data: Data, folder: Path) -> None:
-    """folder/data/train.parquet and val.parquet."""
     import pyarrow
     from pyarrow.parquet import write_table
 
@@ -118,9 +107,5 @@ def compute_score(
     between O⁺ and O⁻."""
     row = {"answer": ground_truth, **(extra_info or {})}
     [verdict] = _verifier(data_source).verdicts([solution_str], [row])
-    return {
-        "score": verdict.reward,
-        "acc": float(verdict.correct),
-        "verdict": verdict.status,
-        "extracted": verdict.extracted or "",
-    }
+    found = {"verdict": verdict.status, "extracted": verdict.extracted or ""}
+    return {"score": verdict.reward, "acc": float(verdict.correct), **found}

@@ -1,7 +1,5 @@
 """From a `Run` to the command that trains it on verl.
 
-    prepare(run)  ->  Launch(overrides={"data.train_batch_size": 128, ...}, batches, algorithm, notes)
-
 A run uses TRL's names. The settings that both engines have (`dew.run.settings`) become verl's keys. All others are
 written in verl's own keys, under `verl:` in the file (nested or dotted) or as `key=value` on the command line, and take
 precedence. Settings that verl does not use are listed in one note.
@@ -30,17 +28,9 @@ from dew.engines.verl.config import (
     import_modules,
     stock_estimator,
 )
-from dew.errors import ConfigError, DewError, Problem, did_you_mean
+from dew.errors import ConfigError, DewError, Problem
 from dew.run.config import Run, flat, merged
-from dew.run.settings import (
-    ACTOR,
-    ALGORITHM_NAMES,
-    CHOOSE_ALGORITHM,
-    MODEL,
-    ROLLOUT,
-    SETTINGS,
-    Batches,
-)
+from dew.run.settings import ACTOR, ALGORITHM_NAMES, CHOOSE_ALGORITHM, MODEL, ROLLOUT, SETTINGS, Batches, Setting
 from dew.tasks import Task, model_folder, task
 
 Overrides = dict[str, Any]
@@ -82,7 +72,6 @@ DEFAULTS: Overrides = {
     "trainer.save_freq": -1,
     "trainer.test_freq": -1,
 }
-"""What every run sets, unless its `verl:` section does."""
 PROMPTS, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 NODES, GPUS_PER_NODE = "trainer.nnodes", "trainer.n_gpus_per_node"
 SAMPLER_GPUS = f"{ROLLOUT}.tensor_model_parallel_size"
@@ -98,8 +87,6 @@ PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}
 
 @dataclass(frozen=True)
 class Launch:
-    """A run that is ready to start."""
-
     run: Run
     overrides: Overrides
     batches: Batches
@@ -113,23 +100,19 @@ class Launch:
 
     @property
     def own_reward(self) -> bool:
-        """Whether the user's reward function takes the place of the verifier."""
         return bool(self[OWN_REWARD] != DEFAULTS[OWN_REWARD])
 
 
 def prepare(run: Run, *, resume: bool = False) -> Launch:
     """Translate the run, or raise one error with every problem."""
     translation = Translation(run)
-    translation.check_names()
     algorithm, (batches, found) = translation.algorithm(), translation.batches()
     found = {
         **DEFAULTS,
-        **translation.copied(),
-        **translation.model(),
+        **translation.copied(resume),
         **found,
         **translation.schedule(max(1, int(batches.optimizer_steps))),
         **(translation.objective(algorithm) if algorithm is not None else {}),
-        **translation.folder(resume),
     }
     overrides = merged(found, flat(run.verl))
     if translation.problems or algorithm is None:
@@ -139,71 +122,59 @@ def prepare(run: Run, *, resume: bool = False) -> Launch:
 
 
 class Translation:
-    """Reads a run part by part and collects all problems and notes."""
-
     def __init__(self, run: Run) -> None:
         self.run, self.given = run, run.settings
         self.own = {key.lstrip("+"): value for key, value in flat(run.verl).items()}
         self.problems: list[Problem] = []
         self.notes: list[str] = []
         self.unused = [key for key in self.given if key not in (*SETTINGS, *ALGORITHM_NAMES)]
-
-    def problem(self, what: str, remedy: str = "") -> None:
-        self.problems.append(Problem(what, remedy=remedy))
-
-    def get(self, name: str) -> Any:
-        """A setting or its default; another type than the default's is a problem."""
-        value, default = self.given.get(name), SETTINGS[name].default
-        if value is None:
-            return default
-        kinds = (int, float) if isinstance(default, float) else (type(default),)
-        if default is not None and type(value) not in kinds:
-            self.problem(f"{name}={value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}.")
-            return default
-        if problem := SETTINGS[name].problem(name, value):
-            self.problems.append(problem)
-        return value
-
-    def count(self, name: str, default: int = 1) -> int:
-        """A whole number of at least 1: one of verl's keys if the name has a dot, else a setting."""
-        value = (self.own if "." in name else self.given).get(name)
-        if value is None:
-            value = default if "." in name else SETTINGS[name].default or default
-        if type(value) is int and value >= 1:  # True is an int too, but not a count
-            return value
-        self.problem(f"{name}={value!r}: expected a whole number of at least 1.")
-        return default
-
-    @property
-    def max_tokens(self) -> int:
-        return self.count("data.max_response_length", self.count("max_completion_length"))
-
-    def check_names(self) -> None:
-        """Settings in the wrong place, or not translated."""
         for key in self.unused:
-            value = self.given[key]
             if "." in key:
                 self.problem(f"{key} is a key of verl, not a setting.", f"Write {key}=VALUE, or put it under `verl:`.")
             elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
-            elif key in CHOOSE_ALGORITHM and value is not None and not self.given.get("algorithm"):
-                remedy = "Name it with `algorithm:`; only the TRL engine chooses one by this setting."
-                self.problem(f"{key}={value}, but no algorithm is named.", remedy)
+            elif key in CHOOSE_ALGORITHM and self.given[key] is not None and not self.given.get("algorithm"):
+                self.problem(f"{key}={self.given[key]}, but no algorithm is named.", "Name it with `algorithm:`.")
         if RUN_FOLDER in self.own:
             self.problem(f"{RUN_FOLDER}: data, checkpoints and records of a run share one folder.", "Set output_dir.")
         for name, setting in SETTINGS.items():
             value, key = self.given.get(name), setting.verl
             if setting.same is not None and value and value not in setting.same and key not in self.own:
                 self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
+        self.max_tokens = self.count("data.max_response_length", self.count("max_completion_length"))
+
+    def problem(self, what: str, remedy: str = "") -> None:
+        self.problems.append(Problem(what, remedy=remedy))
+
+    def get(self, name: str, default: Any = None, limits: Setting | None = None) -> Any:
+        """A setting, or one of verl's keys if the name has a dot. Another type than the default's is a problem."""
+        value, setting = (self.own if "." in name else self.given).get(name), SETTINGS.get(name, Setting())
+        default = default if setting.default is None else setting.default
+        if value is None:
+            return default
+        kinds = (int, float) if isinstance(default, float) else (type(default),)
+        if default is not None and type(value) not in kinds:
+            self.problem(f"{name}={value!r}: expected {' or '.join(kind.__name__ for kind in kinds)}.")
+            return default
+        if problem := (limits or setting).problem(name, value):
+            self.problems.append(problem)
+            return default
+        return value
+
+    def count(self, name: str, default: int = 1) -> int:
+        return int(self.get(name, default, Setting(least=1)))
 
     def algorithm(self) -> Algorithm | None:
         name = self.given.get("algorithm") or DEFAULT_ALGORITHM
+        found = {ours: x for theirs, ours in ALGORITHM_NAMES.items() if (x := self.given.get(theirs)) is not None}
+        if "clip_low" in found:
+            found.setdefault("clip_high", found["clip_low"])  # as in TRL
         try:
-            settings = self.run.algorithm_settings
+            settings = {"max_tokens": self.max_tokens, **found, **self.run.algorithm_settings}
             if name not in algorithm_classes():
                 import_modules(self.own.get(f"{MODEL}.external_lib"))
                 import_modules(environ.get(EXTERNAL, "").split(","))
-            algorithm = get_algorithm(name, **{**self.trl_names(), **settings})
+            algorithm = get_algorithm(name, **settings)
             if not algorithm.engine_loss and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
@@ -211,13 +182,6 @@ class Translation:
         except DewError as error:
             self.problems += error.problems
         return None
-
-    def trl_names(self) -> dict[str, Any]:
-        """Settings of the algorithm that the run has under TRL's names."""
-        found = {ours: x for theirs, ours in ALGORITHM_NAMES.items() if (x := self.given.get(theirs)) is not None}
-        if "clip_low" in found:
-            found.setdefault("clip_high", found["clip_low"])  # as in TRL
-        return {"max_tokens": self.max_tokens, **found}
 
     def batches(self) -> tuple[Batches, Overrides]:
         """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
@@ -251,61 +215,30 @@ class Translation:
         longest = self.count("data.max_prompt_length", DEFAULTS["data.max_prompt_length"]) + self.max_tokens
         micro = self.count(MICRO_BATCH, max(16384, longest))
         if micro * sequence < longest:
-            what = f"{MICRO_BATCH}={micro}: a prompt and its answer may have {longest} tokens."
-            self.problem(f"{what} Both must fit in one micro-batch.", "Raise it, or shorten them.")
+            self.problem(f"{MICRO_BATCH}={micro}: {longest} tokens must fit in one micro-batch.", "Raise it.")
         return batches, {
             PROMPTS: prompts, MINI_BATCH: mini, f"{ROLLOUT}.n": G, f"{ACTOR}.ppo_epochs": passes, NODES: nodes,
             GPUS_PER_NODE: per_node, SAMPLER_GPUS: sampler, SEQUENCE_GPUS: sequence, MICRO_BATCH: micro,
         }  # fmt: skip
 
-    def copied(self) -> Overrides:
-        """The settings that have one key of verl."""
+    def copied(self, resume: bool) -> Overrides:
+        """The settings that have one key of verl, the model, how its prompts are formatted, and the run's folder."""
         plain = {name: setting.verl for name, setting in SETTINGS.items() if setting.verl and setting.same is None}
         found = {key: self.get(name) for name, key in plain.items() if not SETTINGS[name].steps}
         seeds, top_k = (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed"), self.get("top_k")
         found |= {**dict.fromkeys(seeds, found["data.seed"]), f"{ROLLOUT}.top_k": top_k if top_k > 0 else -1}
-        return {key: value for key, value in found.items() if value is not None}
-
-    def model(self) -> Overrides:
-        """The model, and how its prompts are formatted."""
         if not self.given.get("model_name_or_path"):
             self.problem("model_name_or_path is missing.", "Name a model folder, a hub model, or tiny.")
         if self.run.task is None:
             self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
-        found: Overrides = {f"{MODEL}.path": model_folder(self.given.get("model_name_or_path") or "")}
         try:
             if self.run.task and not has_messages(task(self.run.task, **self.run.task_settings)):
                 found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE
         except DewError as error:  # data that cannot be read
             self.problems += error.problems
-        return found
-
-    def schedule(self, per_step: int) -> Overrides:
-        """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
-        found: Overrides = {}
-        for name, setting in SETTINGS.items():
-            if setting.steps and (value := self.get(name)) > 0:
-                found[setting.verl] = math.ceil(value / per_step)
-                if value % per_step:
-                    became = f"{found[setting.verl]} steps of {per_step} each"
-                    self.notes.append(f"{name}={value} optimizer steps become {became}")
-        total = found.get("trainer.total_training_steps")
-        # An epoch has at least one step, so that many epochs never end the run early.
-        epochs = self.own.get("trainer.total_training_steps") or total or self.count("num_train_epochs")
-        found["trainer.total_epochs"] = epochs
-        if scoring := self.run.scores:
-            if scoring.max_new_tokens not in (None, self.count("max_completion_length")):
-                self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
-            found.setdefault("trainer.test_freq", total or found.get("trainer.save_freq", -1))
-            found["trainer.val_before_train"] = True
-            found[f"{ROLLOUT}.val_kwargs.n"] = scoring.k
-            found[f"{ROLLOUT}.val_kwargs.do_sample"] = scoring.temperature > 0
-            found[f"{ROLLOUT}.val_kwargs.temperature"] = scoring.temperature
-        return found
-
-    def folder(self, resume: bool) -> Overrides:
         folder = Path(self.get("output_dir")).absolute()
-        return {
+        return {key: value for key, value in found.items() if value is not None} | {
+            f"{MODEL}.path": model_folder(self.given.get("model_name_or_path") or ""),
             "data.train_files": str(folder / "data" / "train.parquet"),
             "data.val_files": str(folder / "data" / "val.parquet"),
             f"+{RUN_FOLDER}": str(folder),
@@ -314,6 +247,25 @@ class Translation:
             "trainer.experiment_name": folder.name,
             "hydra.run.dir": str(folder / "hydra"),
         }
+
+    def schedule(self, per_step: int) -> Overrides:
+        """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
+        found: Overrides = {}
+        for name, setting in SETTINGS.items():
+            if setting.steps and (value := self.get(name)) > 0:
+                steps = found[setting.verl] = math.ceil(value / per_step)
+                if value % per_step:
+                    self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+        total = self.own.get("trainer.total_training_steps") or found.get("trainer.total_training_steps")
+        found["trainer.total_epochs"] = total or self.count("num_train_epochs")  # an epoch has at least one step
+        if scoring := self.run.scores:
+            if scoring.max_new_tokens not in (None, self.count("max_completion_length")):
+                self.unused.append("scores.max_new_tokens")  # verl validates with the same limit
+            found.setdefault("trainer.test_freq", total or found.get("trainer.save_freq", -1))
+            draw = {"n": scoring.k, "do_sample": scoring.temperature > 0, "temperature": scoring.temperature}
+            found |= {f"{ROLLOUT}.val_kwargs.{name}": value for name, value in draw.items()}
+            found["trainer.val_before_train"] = True
+        return found
 
     def objective(self, algorithm: Algorithm) -> Overrides:
         """Estimator, loss and filter: dew's, or verl's own where the class declares that they train the same."""
@@ -358,15 +310,10 @@ class Translation:
 
 
 def has_messages(source: Task) -> bool:
-    """Whether its prompts are chat messages, which the model's own template formats. Without a template of the task,
-    its first prompt decides."""
+    """Whether its prompts are chat messages, which the model's own template formats."""
     template = getattr(source, "template", "plain")
-    if template is None:
-        return any(not isinstance(row["prompt"], str) for row in source.rows(1))
-    return bool(template == "chat")
+    return template == "chat" or (template is None and not isinstance(source.rows(1)[0]["prompt"], str))
 
-
-# ── the command ─────────────────────────────────────────────────────────────────────────────────────────────
 
 MAIN = ("-m", "dew.engines.verl.main")
 BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
@@ -374,12 +321,10 @@ BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
 
 
 def hydra_words(launch: Launch) -> list[str]:
-    """The overrides as hydra reads them."""
     return [f"{key}={hydra_text(value)}" for key, value in launch.overrides.items()]
 
 
 def hydra_text(value: Any) -> str:
-    """A value in hydra's grammar."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, Mapping):
@@ -398,7 +343,6 @@ def command(launch: Launch, python: str = sys.executable) -> list[str]:
 
 
 def shell_text(words: list[str]) -> str:
-    """The command for a shell, one override per line."""
     head, rest = words[: 1 + len(MAIN)], words[1 + len(MAIN) :]
     return " \\\n  ".join([shlex.join(head), *map(shlex.quote, rest)])
 
@@ -410,17 +354,13 @@ def check_with_verl(launch: Launch) -> bool:
         return False
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
 
     folder = Path(spec.origin).parent / "trainer" / "config"  # importing verl would take seconds
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         try:
             config = compose("ppo_trainer", overrides=hydra_words(launch))
         except HydraException as error:
-            text, new = " ".join(str(error).split()), "A key that verl does not have needs a leading +."
-            if not (key := re.match(r"Could not override '(\S+)'", text)):
-                raise ConfigError(Problem(f"verl refuses the configuration: {text}")) from None
-            near = did_you_mean(key[1], flat(OmegaConf.to_container(compose("ppo_trainer"))), cutoff=0.9)
-            raise ConfigError(Problem(f"verl has no key {key[1]!r}.", remedy=f"{near} {new}".lstrip())) from None
+            what = f"verl refuses the configuration: {' '.join(str(error).split())}"
+            raise ConfigError(Problem(what, remedy="A key that verl does not have needs a leading +.")) from None
     check(config)
     return True

@@ -1,11 +1,8 @@
-"""`python -m dew.engines.verl.main <overrides>`: verl's own configuration and start, with dew's trainer modes.
+"""`python -m dew.engines.verl.main <overrides>` replaces `python -m verl.trainer.main_ppo`, with the same keys.
 
-Replaces `python -m verl.trainer.main_ppo`; every key of verl's `ppo_trainer` configuration keeps its meaning. A
-configuration that cannot work is reported before Ray starts.
-
-An algorithm of your own lives in a module that registers it (`dew.register_algorithm`) and that every process can
-import: installed, or on PYTHONPATH. Name the module in `VERL_USE_EXTERNAL_MODULES` or in
-`actor_rollout_ref.model.external_lib`.
+A configuration that cannot work is reported before Ray starts. An algorithm of your own is in a module that registers
+it (`dew.register_algorithm`) and that every process can import; `VERL_USE_EXTERNAL_MODULES` or
+`actor_rollout_ref.model.external_lib` names the module.
 """
 
 import os
@@ -46,7 +43,6 @@ class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc
 
 
 def prepare(config: Any) -> None:
-    """Check everything, and have every process of the run import the plug-in by name."""
     import_modules(plain(config.actor_rollout_ref.model.external_lib))
     plugin.register()
     check(config, estimators=ADV_ESTIMATOR_REGISTRY)

@@ -1,9 +1,5 @@
-"""verl's entry point `verl.plugins`: registers dew's estimators and loss in every process that imports verl.
-
-Importing this module registers; verl loads an entry point and never calls it, and hides its errors at DEBUG level:
-with an unsupported verl, dew's names are unknown to it. `dew.engines.verl.main` also has every process import this
-module by name (`VERL_USE_EXTERNAL_MODULES`), where an error stops the run.
-"""
+"""verl's entry point `verl.plugins`: importing it registers dew's estimators and loss. verl hides an error in it, so
+`dew.engines.verl.main` also has every process import it by name (`VERL_USE_EXTERNAL_MODULES`)."""
 
 from dew.engines.compat import require
 from dew.engines.verl.config import DEW_LOSS, dew_estimators

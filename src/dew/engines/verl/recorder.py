@@ -1,7 +1,6 @@
-"""A verl run's folder: the metrics and token records that `dew report` reads.
+"""A verl run's folder: metrics and token records. verl's trackers also get the numbers of each batch, under `dew/`.
 
-verl's own trackers are unchanged; they also get the numbers of each batch, under `dew/`. Groups that verl's filter
-dropped never reach the trainer: only their number and accuracy are known, and both are included.
+Groups that verl's filter dropped never reach the trainer: their number and accuracy are known, and included.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from dew.engines.verl.config import RunSettings, read
 from dew.engines.verl.estimators import CreditedBatch
 
 TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
-"""verl's timers -> dew's `seconds/...`"""
 NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "learning_rate", "actor/kl_loss": "kl/ref",
          "rollout_corr/k3_kl": "sampler/kl"}  # fmt: skip
 """verl's metrics -> dew's, where both mean the same."""
@@ -25,8 +23,6 @@ SUMS = ("groups/kept", "groups/mixed", "tokens")
 
 
 class Recorder(RunLog):
-    """Collects the numbers of a step's batches and writes them when the step ends."""
-
     def __init__(self, settings: RunSettings, algorithm: Algorithm, limit: int) -> None:
         super().__init__(settings.folder)
         self.settings, self.algorithm, self.limit = settings, algorithm, limit
@@ -62,16 +58,11 @@ class Recorder(RunLog):
 
 
 def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> Numbers:
-    """Metrics of the answers of a batch, by the names of docs/metrics.md."""
     rows, credit, here = batch.rows, batch.credit, batch.credit.scored
     if not here.any():
         return {}
-    answers = {
-        "outcome": rows.outcome[here],
-        "extra": rows.extra[here],
-        "length": rows.mask.sum(-1)[here],
-        "truncated": truncated[here],
-    }
+    columns = {"outcome": rows.outcome, "extra": rows.extra, "length": rows.mask.sum(-1), "truncated": truncated}
+    answers = {name: column[here] for name, column in columns.items()}
     numbers = {**answer_metrics(answers, [], threshold), **credit_metrics(rows, credit)}
     if rows.entropy is not None:
         sums = entropy_sums(rows.entropy, rows.mask & here[:, None], credit.correct.float())

@@ -1,12 +1,7 @@
 """verl's trainer modes, extended: they pass the old policy's entropy to the estimator and give workers dew's loss.
 
-    dew_sync             training and rollout take turns
-    dew_colocate_async   rollout continues across steps, on the trainer's GPUs
-    dew_separate_async   rollout continues across steps, on its own GPUs
-
-All three compute the old log-probabilities with the trainer's own weights, once per batch, and the entropy with them.
-In the asynchronous modes an answer may have been sampled by several versions of the policy; the entropy, like the old
-log-probabilities, is that of verl's old policy, not of each token's sampler.
+All of them compute the old log-probabilities, and the entropy with them, once per batch with the trainer's own weights.
+In the asynchronous modes that is verl's old policy, not each token's sampler.
 """
 
 from dataclasses import replace
@@ -83,14 +78,12 @@ class CreditMixin:
             self.actor_rollout_wg.set_loss_fn(partial(actor_loss, actor, algorithm=without_kl))
 
     def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """verl's, with Σπ² in the same pass if the algorithm needs it."""
         batch.extra_info[SUM_SQ_SWITCH] = self.algorithm.needs_sum_sq
         batch = super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
         batch.extra_info[SUM_SQ_SWITCH] = False  # not in the update
         return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """verl's, with the estimator's context fetched from verl's queue."""
         context, infos = self._context(batch)
         with batch_context(context):
             credited = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
@@ -137,9 +130,7 @@ class CreditMixin:
             recorder.record(self.global_steps, found, columns, self.tokenizer)
         return {f"dew/{name}": value for name, value in numbers.items()}
 
-    def _compute_metrics(
-        self, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, float], **kwargs: Any
-    ) -> None:
+    def _compute_metrics(self, batch: Any, metrics: dict[str, Any], timing_raw: Any, **kwargs: Any) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, **kwargs)  # type: ignore[misc]
         if self._recorder is not None:
             self._recorder.step_end(self.global_steps, metrics, timing_raw)
@@ -150,7 +141,6 @@ def _fetch(batch: Any, *fields: str) -> Any:
 
 
 def _padded(column: Any) -> Tensor:
-    """(B, T) of a column that verl keeps ragged."""
     return column.to_padded_tensor(0) if column.is_nested else column  # type: ignore[no-any-return]
 
 
@@ -165,13 +155,11 @@ def _column(infos: list[Info], name: str) -> Tensor | None:
         return None
     if given < len(infos):
         what = f"The reward function returned {name!r} for {given} of {len(infos)} answers."
-        why = "Correctness would mean two things in one batch."
-        raise EngineError(Problem(what, why, "Return it always, or never."))
+        raise EngineError(Problem(what, remedy="Return it always, or never."))
     return torch.tensor([float(info[name]) for info in infos])
 
 
 def _texts(batch: Any) -> dict[str, Any]:
-    """What a token record shows, under verl's names."""
     data = _fetch(batch, "prompts", "responses", "old_log_probs", "reward_model")
     lengths, prompts = data["prompts"].offsets().diff(), data["prompts"].to_padded_tensor(0)
     golds = _listed(data, "reward_model") if "reward_model" in data else [None] * len(batch)
