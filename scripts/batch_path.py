@@ -62,6 +62,8 @@ def trl() -> dict[str, str]:
 
 
 def lab() -> dict[str, str]:
+    import torch
+
     from dew.engines.lab import TASKS, TinySettings
     from dew.engines.lab.arms import parse_arms
     from dew.engines.lab.stack import Replica, Stack

@@ -25,7 +25,7 @@ from statistics import fmean, stdev
 from types import ModuleType
 from typing import Any
 
-from dew.compare import Difference, Interval, paired
+from dew.compare import Difference, Interval, paired, statistics
 from dew.compare.statistics import holm, pass_at_k
 from dew.compare.verdicts import markdown_table, signed
 
@@ -115,16 +115,9 @@ def real(arm: str, base: str = "dapo", score: str = "gsm8k pass@1") -> Differenc
     return script.difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
 
 
-def seeds_needed(difference: float, like: Difference, power: float = 0.8) -> int:
-    """Pairs of runs with which a paired t-test at 0.05 finds a difference with this probability, if pairs spread like
-    these."""
-    from scipy.stats import nct, t
-
-    for n in range(2, 10_000):
-        limit, shift = t.ppf(0.975, n - 1), difference / stdev(like.by_pair) * n**0.5
-        if nct.sf(limit, n - 1, shift) + nct.cdf(-limit, n - 1, shift) >= power:
-            return n
-    raise ValueError("more than 10,000 seeds")
+def seeds_needed(difference: float, like: Difference) -> int:
+    """Pairs of runs that find a difference with a power of 80%, if pairs spread like these."""
+    return statistics.seeds_needed(stdev(like.by_pair), difference)
 
 
 def lora(row: str, score: int) -> list[float]:

@@ -334,7 +334,8 @@ def test_arms_from_text():
     assert (
         arms[2].control == arms[3].label == "gtpo(pool=joint,alpha1=1.5,alpha2=0.0)" and arms[3].learning_rate == 3e-5
     )
-    assert arms[4].algorithm.entropy_clip == (0.1, 2.0)
+    assert arms[2].placebo == arms[4].label == "gtpo(placebo=True,pool=joint,alpha2=0.5)"
+    assert arms[5].algorithm.entropy_clip == (0.1, 2.0)
     assert all(parse_algorithm(arm.label) == arm.algorithm for arm in arms)
     assert len(parse_arms(["dapo", "gtpo", "dapo"], [1e-4], controls=False)) == 2
 
@@ -394,13 +395,13 @@ def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, dew, algorithm_r
     (tmp_path / "rules.py").write_text(RULE)
     monkeypatch.chdir(tmp_path)
     words = ["dapo", "rules.py:Halved(share=0.25)", "gtpo", "--task", EASY.name, "--seeds", "2", "-o", "out"]
-    code, out, err = dew("lab", *words, "--settings", json.dumps(dataclasses.asdict(TINY)))
+    code, out, err = dew("lab", *words, "--controls", "--settings", json.dumps(dataclasses.asdict(TINY)))
     assert code == 0, err
     for row in ("| dapo | 2 |", f"| {QUARTER} − dapo |", "| gtpo − gtpo(alpha1=1.1,alpha2=0.0) |", "Too few seeds"):
         assert row in out
     assert (tmp_path / "out" / "summary.md").read_text().strip() in out
     found = load_study("out")
-    assert len(found) == 8 and [r.seed for r in found if r.arm == QUARTER] == [0, 1]
+    assert len(found) == 10 and [r.seed for r in found if r.arm == QUARTER] == [0, 1]
     same = {**easy, "learning_rates": [5e-5], "output": "out", "say": (said := []).append}
     other = RULE.partition("DAPO\n")[2].replace("alved", "other")
     (tmp_path / "rules.py").write_text(RULE + other)
@@ -462,7 +463,7 @@ def mistaken(tmp_path, head="@dataclass(frozen=True, kw_only=True)\nclass Rule(D
     imports = "from dataclasses import dataclass\nfrom dew.algorithms import DAPO, Algorithm"
     (tmp_path / "rule.py").write_text(f"{imports}\n{head}\n    {name}\n    {body}\n")
     try:
-        (arm,) = parse_arms([f"{tmp_path}/rule.py:Rule"], [1e-3])
+        (arm,) = parse_arms([f"{tmp_path}/rule.py:Rule"], [1e-3], controls=False)
         team, rows = Team(arm.algorithm, slice(0, 2), 4, 6), torch.zeros(2, 3, 6)
         team.loss(rows, {"mask": rows > 0, "old_logp": rows}, rows, torch.ones(2))
     except DewError as error:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.support import trl_tiny
 
 from dew.algorithms import get_algorithm
 from dew.algorithms.base import Part
@@ -17,7 +18,6 @@ from dew.engines.lab.lora import LoraPolicies, LoraSettings, as_base
 from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.text import TextTask
 from dew.rollouts import Rollouts
-from tests.support import trl_tiny
 
 studies = import_module("dew.engines.lab.study")
 SMALL = LoraSettings(

@@ -267,7 +267,7 @@ class Decoder:
         return fewer <= (0.85 if self.keep else 0.5) * len(buffers.hidden)
 
     def _capacity(self, rows: int) -> int:
-        """Rows of the buffers for so many: few sizes to capture; if they are kept, each a fifth smaller than another."""
+        """Rows of the buffers for so many: few sizes to capture; kept ones are each a fifth smaller than another."""
         if not self.keep:
             return _capacity(rows)
         size = self._most = max(self._most, rows)

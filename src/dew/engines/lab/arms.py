@@ -66,7 +66,10 @@ def _weights_tokens(algorithm: Algorithm) -> bool:
     x = random_rollouts(8, 16)
     given = {name: x[name].flatten(0, 1)[1:4] for name in ("mask", "reward", *algorithm.signals)}
     rollouts = Rollouts(**given)
-    A = give_credit(replace(algorithm, max_tokens=algorithm.max_tokens or 16), rollouts).advantages
+    try:
+        A = give_credit(replace(algorithm, max_tokens=algorithm.max_tokens or 16), rollouts).advantages
+    except DewError:  # reported when it trains
+        return False
     highest = torch.where(rollouts.mask, A, -torch.inf).amax(-1)
     return bool((highest - torch.where(rollouts.mask, A, torch.inf).amin(-1) > 1e-6)[rollouts.live].any())
 
