@@ -93,7 +93,27 @@ def test_other_rewards_count_in_the_outcome_pool():
     batch = rollouts([0] * 2, [0, 0], [[1.0], [2.0]], extra=torch.tensor([0.1, 0.0]))
     assert not get_algorithm("gtpo").advantages(batch).any()
     A = get_algorithm("dew").advantages(batch)
-    assert A[0, 0, 0] > 0 > A[0, 1, 0] and get_algorithm("dew").signal(batch).all()
+    assert A[0, 0, 0] > 0 > A[0, 1, 0]
+
+
+SOFT = {"overlong": "soft", "max_tokens": 4, "overlong_buffer": 4}
+
+
+@pytest.mark.parametrize("name", ["dapo", "dew", "gtpo"])
+@pytest.mark.parametrize(
+    ("outcomes", "lengths", "settings", "kept"),
+    [
+        ([1, 1, 1, 1], [1, 1, 1, 1], {}, False),  # the format reward differs
+        ([0, 1, 1, 1], [1, 1, 1, 1], {}, True),
+        ([1, 1, 1, 1], [1, 2, 3, 4], SOFT, False),  # the penalties differ
+        ([0, 1, 1, 1], [1, 2, 3, 4], SOFT, True),
+        ([0, 0, 1, 1], [0, 0, 1, 1], {}, False),  # both wrong answers are truncated and masked
+        ([0, 0, 1, 1], [0, 1, 1, 1], {}, True),
+    ],
+)
+def test_dynamic_sampling_reads_the_outcome_alone(name, outcomes, lengths, settings, kept):
+    batch = rollouts([0] * 4, outcomes, [[1.0] * n for n in lengths], extra=torch.tensor([0.1, 0.1, 0.1, 0.0]))
+    assert get_algorithm(name, **settings).signal(batch).tolist() == [kept]
 
 
 @given(batch=batches(), side=st.sampled_from(["correct", "wrong"]), name=st.sampled_from(["gtpo", "grpo_s"]))

@@ -1,8 +1,10 @@
 """Inside real verl: its registries, its compute_advantage, its ppo_loss. Needs verl (make test-verl)."""
 
 import json
+from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +14,13 @@ pytest.importorskip("verl", reason="verl is not installed: these run with `make 
 
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils import torch_functional as verl_F
 
 from dew.algorithms import get_algorithm
 from dew.credit import entropy_advantages
-from dew.engines.credit import Rows, give_credit
+from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.verl import plugin
 from dew.engines.verl.config import dew_estimators
 from dew.engines.verl.estimators import actor_loss, batch_context
@@ -75,6 +78,30 @@ def test_dapos_advantage_is_verls_grpo(entry):
         ours = compute_advantage(proto(rewards, mask, uids), adv_estimator="entropy_advantage").batch["advantages"]
     theirs = compute_advantage(proto(rewards, mask, uids), adv_estimator="grpo").batch["advantages"]
     close(ours, theirs * mask, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["dapo", "dew"])
+@pytest.mark.parametrize(
+    ("acc", "charge"),
+    [
+        ([1, 1, 1, 1], [0.1, 0.1, 0.1, 0.0]),  # a format reward
+        ([0, 0, 0, 0], [0.0, 0.0, -0.5, -1.0]),  # soft overlong
+        ([1, 0, 1, 1], [0.1, 0.1, 0.1, 0.0]),
+    ],
+)
+def test_verls_filter_keeps_the_groups_that_dews_does(name, acc, charge, monkeypatch):
+    """By `acc`, which the TRL engine has as the outcome reward; never by what is added to it."""
+    keys = [f"u_{i}_0" for i in range(4)]
+    fields = [{"reward_extra_info": {"acc": float(a), "score": a + c}} for a, c in zip(acc, charge, strict=True)]
+    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", lambda **_: {"extra_fields": fields})
+    buffer = SimpleNamespace(
+        filter_groups_metric="acc", finished_keys={"train": {"u"}}, partitions={"train": keys},
+        _dapo_classification_cache=defaultdict(dict),
+    )  # fmt: skip
+    dropped, _ = replay_buffer.ReplayBuffer._dapo_filtered_keys(buffer, "train")
+    same_group, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, 2, dtype=torch.bool)
+    batch = Rows(group=same_group, mask=mask, outcome=torch.tensor(acc).float(), extra=torch.tensor(charge))
+    assert outcomes(get_algorithm(name), batch).signal.all() == (not dropped)
 
 
 def test_several_rows_of_a_conversation_through_verls_own_path():

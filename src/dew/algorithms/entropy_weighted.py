@@ -74,10 +74,10 @@ class EntropyWeighted(Algorithm):
         return replace(self, **changed)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
-        """(P,) with pool="outcome": groups with answers of different reward, whether or not one is correct."""
+        """(P,) with pool="outcome": groups whose answers differ in the outcome reward, whether or not one is correct."""
         if self.pool != "outcome":
             return super().signal(rollouts)
-        return ((self._relative(rollouts) != 0) & rollouts.live).any(-1)
+        return (group_relative(rollouts.reward, rollouts.live) != 0).any(-1)
 
     def rewards(self, rollouts: Rollouts) -> Tensor:
         scoped = self._scoped(rollouts)
