@@ -56,9 +56,21 @@ def rollouts(batch, extra=None):
 
 # ---- group credit, worked by hand ---------------------------------------------------------------
 def test_golden_maxrl():
-    # 1 0 0 0: mean ¼; (1 − ¼)/¼ = 3, (0 − ¼)/¼ = −1.  A mean of 0 or less is nothing to divide by.
+    # 1 0 0 0: mean ¼; (1 − ¼)/¼ = 3, (0 − ¼)/¼ = −1.  Without a positive reward there is nothing to divide by.
     rewards = double([[1.0, 0, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]])
     close(maxrl_advantages(rewards), [[3.0, -1, -1, -1], [0, 0, 0, 0], [0, 0, 0, 0]])
+
+
+def test_other_or_negative_rewards_do_not_unbound_maxrl():
+    """A sum of 1 − 3 · 0.3333 has mean 2.5e-5, and dividing by that would give 39,999."""
+    wrong = double([0.0, -0.3333, -0.3333, -0.3333])
+    rewards = double([1.0, 0, 0, 0])
+    expected = [(1 - 2.5e-5) / 0.25, *[(-0.3333 - 2.5e-5) / 0.25] * 3]
+    close(maxrl_advantages(rewards, extra=wrong), expected)  # over the success rate, ¼
+    close(maxrl_advantages(rewards + wrong), expected)  # over the best of four, 1 / 4
+    batch = rollouts(([0] * 4, [1.0, 0, 0, 0], [[1.0]] * 4), extra=wrong.tolist())
+    close(get_algorithm("maxrl").advantages(batch).flatten(), expected)
+    assert not maxrl_advantages(double([0.0, 0]), extra=double([0.1, 0.0])).any()  # no answer is correct
 
 
 def test_golden_qae():
@@ -384,7 +396,6 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         ("dapo", {"credit": "rloo"}, "grpo, maxrl, qae, w_reinforce, reinforce_pp"),
         ("qae", {"quantile": 1.0}, "0 < quantile < 1"),
         ("w_reinforce", {"positive": -0.1}, "penalises correct answers"),
-        ("maxrl", {"overlong": "group"}, "Leave overlong out"),
         ("clip_cov", {"cov_share": 0}, "0 < cov_share <= 1"),
         ("clip_cov", {"cov_low": 5}, "low < high"),
         ("kl_cov", {"cov_coef": -1}, "cov_coef=-1"),
