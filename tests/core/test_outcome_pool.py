@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from dew import DewError, Rollouts, get_algorithm
 from dew.credit import group_relative, wrong_sign
+from dew.engines.credit import Credit, Rows
+from dew.engines.recorder import credit_metrics
 from groups import batches, pad
 
 
@@ -152,10 +154,35 @@ def test_bad_settings_are_one_clear_error():
         get_algorithm("grpo_s", spread="right")
 
 
-def test_geometric_without_a_clip_warns():
-    assert "entropy_clip" in get_algorithm("gtpo", average="geometric").warnings()[0]
-    assert get_algorithm("gtpo", average="geometric", entropy_clip=(0.01, 5.0)).warnings() == []
-    assert get_algorithm("dew").warnings() == []
+@pytest.mark.parametrize("setting", [{"average": "geometric"}, {"compare": "row"}, {"compare": "matrix"}])
+def test_weights_without_a_bound_warn(setting):
+    assert "entropy_clip" in get_algorithm("gtpo", **setting).warnings()[0]
+    assert get_algorithm("gtpo", **setting, entropy_clip=(0.01, 5.0)).warnings() == []
+    assert get_algorithm("gtpo").warnings() == get_algorithm("dew").warnings() == []
+
+
+@pytest.mark.parametrize(
+    "rule", [*(("dew", compare) for compare in ("row", "matrix", "turn")), ("gtpo", "turn")], ids=str
+)
+def test_a_certain_token_does_not_take_the_blame_of_a_long_answer(rule):
+    """1e-6 nats among 4,095 tokens at 0.3, with the floor at 0.01: 100 / ((100 + 4,095 / 0.3) / 4,096) = 29.8."""
+    name, compare = rule
+    algorithm = get_algorithm(name, compare=compare, alpha1=0.0, alpha2=1.0)
+    batch = rollouts([0, 0], [1, 0], [[1.0], [1e-6] + [0.3] * 4095])
+    blame = algorithm.rewards(batch)[0, 1]
+    assert blame.min().item() == pytest.approx(-29.79, abs=0.01) and algorithm.warnings() == []
+    assert (blame.min() / blame.sum()).item() == pytest.approx(0.0073, abs=0.0001)
+    assert get_algorithm(name).entropy_clip is None, "the paper's column is as it was"
+    assert get_algorithm(name, compare=compare, entropy_clip=(0.0, 5.0)).entropy_clip == (0.0, 5.0)
+
+
+def test_the_largest_weight_is_a_metric():
+    """Weights 1, 1 and 4, 0 apart: 4 over their mean, 2."""
+    advantages = torch.tensor([[1.0, 1.0, 1.0, 0.0], [-1.0, -1.0, 0.0, -4.0]])
+    yes, mask = torch.ones(2, dtype=torch.bool), torch.ones(2, 4, dtype=torch.bool)
+    rows = Rows(group=torch.zeros(2).long(), mask=mask, outcome=torch.tensor([1.0, 0.0]), extra=torch.zeros(2))
+    credit = Credit(correct=rows.outcome > 0, signal=yes, extra=rows.extra, advantages=advantages, scored=yes)
+    assert credit_metrics(rows, credit)["credit/max_weight"] == 2
 
 
 def test_who_needs_a_threshold():
