@@ -95,7 +95,7 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
     "gtpo": ("gtpo", "dew", "token-mean", False, (0.2, 0.28)),
     "grpo_s": ("grpo_s", "dew", "seq-mean-token-mean", False, (0.2, 0.28)),
     "grpo": ("grpo", "vanilla", "seq-mean-token-mean", False, (0.2, 0.2)),
-    "dapo": ("grpo", "vanilla", "token-mean", True, (0.2, 0.28)),
+    "dapo": ("dapo", "dew", "token-mean", True, (0.2, 0.28)),
     "dr_grpo": ("grpo", "vanilla", "seq-mean-token-sum-norm", False, (0.2, 0.2)),
     "gspo": ("grpo", "gspo", "seq-mean-token-mean", False, (3e-4, 4e-4)),
     "forking_tokens": ("forking_tokens", "dew", "token-mean", True, (0.2, 0.28)),
@@ -144,12 +144,12 @@ def test_the_overlong_penalty_is_dews_or_verls():
     soft = {"overlong": "soft", "overlong_buffer": 8}
     own = prepare(small(algorithm="gtpo", algorithm_kwargs=soft))
     assert own["algorithm.dew.overlong"] == "soft" and own["reward.reward_manager.name"] is None
-    verls = prepare(small(algorithm="dapo", algorithm_kwargs=soft))
+    verls = prepare(small(algorithm="grpo", algorithm_kwargs=soft))
     assert verls["algorithm.dew.overlong"] is None and verls["reward.reward_manager.name"] == "dapo"
     assert verls["reward.reward_kwargs.overlong_buffer_cfg.len"] == 8
     assert verls["reward.reward_kwargs.max_resp_len"] == 32
     with pytest.raises(ConfigError, match="overlong='group'"):
-        prepare(small(algorithm="dapo", algorithm_kwargs={"overlong": "group"}))
+        prepare(small(algorithm="grpo", algorithm_kwargs={"overlong": "group"}))
 
 
 def test_scores_become_verls_validation():

@@ -88,7 +88,6 @@ class DAPO(GRPO):
     """GRPO's advantage with clip-higher, a token-level loss and dynamic sampling. arXiv:2503.14476."""
 
     name: ClassVar[str] = "dapo"
-    verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
 
     clip_high: float = 0.28

@@ -29,8 +29,6 @@ EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
 """Modules, separated by commas, that verl imports in every process; main.py passes it on to Ray's."""
 DEW_LOSS = "dew"
 """The `loss_mode` that stands for the loss of the algorithm that is trained."""
-REDUCTIONS = {"tokens": "token-mean", "sequences": "seq-mean-token-mean"}
-"""`Algorithm.reduce` -> verl's `loss_agg_mode`"""
 SET_BY_VERL = {
     "clip_low": f"Set {ACTOR}.clip_ratio_low.",
     "clip_high": f"Set {ACTOR}.clip_ratio_high.",
@@ -76,6 +74,14 @@ def _section(config: Any, path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(Problem(f"{path}={found} is not a setting.", remedy=f"Write e.g. +{path}.NAME={found}."))
     return found
+
+
+def reduction(algorithm: Algorithm) -> dict[str, Any]:
+    """verl's keys for a mean over the batch that is the algorithm's: of its own losses, and of its KL term."""
+    if algorithm.fixed_divisor:
+        fixed = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": algorithm.max_tokens}
+        return {f"{ACTOR}.{key}": value for key, value in fixed.items()}
+    return {f"{ACTOR}.loss_agg_mode": "token-mean" if algorithm.reduce == "tokens" else "seq-mean-token-mean"}
 
 
 def stock_estimator(cls: type[Algorithm]) -> str | None:
@@ -162,7 +168,7 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     key, ours = LOSS_MODE, DEW_LOSS
     if (mode := str(read(config, key, "vanilla"))) not in ("vanilla", ours):
         found.append(Problem(f"{key}={mode}: {name} has a loss of its own.", remedy=f"Set {key}={ours}."))
-    key, ours = f"{ACTOR}.loss_agg_mode", REDUCTIONS[algorithm.reduce]
+    key, ours = f"{ACTOR}.loss_agg_mode", reduction(algorithm)[f"{ACTOR}.loss_agg_mode"]
     if (mode := str(read(config, key, "token-mean"))) not in ("token-mean", ours):
         found.append(Problem(f"{key}={mode}: {name} reduces its loss differently.", remedy=f"Set {key}={ours}."))
     key, metric = "algorithm.filter_groups.metric", read(config, "algorithm.filter_groups.metric")
