@@ -82,6 +82,15 @@ def test_answers_at_the_mean_are_in_no_comparison():
     assert rule.advantages(first)[0, 1, 0] == 0
 
 
+@pytest.mark.parametrize(("pool", "counts"), [("outcome", False), ("group", True)])
+def test_whether_a_group_of_one_outcome_counts_in_the_batch(pool, counts):
+    """scope="batch": it gets no advantage; the paper's pool compares with its answers, the outcome pool does not."""
+    rule = get_algorithm("gtpo", pool=pool, scope="batch")
+    first, second = (rollouts([0, 0, 1, 1], [1, 0, 1, 1], [[1.0], [2.0], [other], [other]]) for other in (0.01, 4.0))
+    one, two = rule.advantages(first), rule.advantages(second)
+    assert not one[1].any() and torch.allclose(one[0], two[0]) != counts
+
+
 @pytest.mark.parametrize("reward", [0.0, 0.3, 1.0, 100.3, -7e5])
 def test_equal_rewards_are_no_signal_in_any_magnitude(reward):
     batch = rollouts([0] * 7, [reward] * 7, [[1.0, 2.0]] * 7)

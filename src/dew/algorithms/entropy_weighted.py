@@ -14,7 +14,6 @@ from dew.credit.weighting import clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
-
 FLOOR = (0.01, 100.0)
 """An entropy_clip that is only a floor: the entropy over a vocabulary of 150,000 tokens is at most 12 nats."""
 UNBOUNDED = (
@@ -80,7 +79,7 @@ class EntropyWeighted(Algorithm):
         return replace(self, **changed)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
-        """(P,) with pool="outcome": groups whose answers differ in the outcome reward, whether or not one is correct."""
+        """(P,) with pool="outcome": groups whose answers differ in the outcome reward, even if none is correct."""
         if self.pool != "outcome":
             return super().signal(rollouts)
         return (group_relative(rollouts.reward, rollouts.live) != 0).any(-1)
