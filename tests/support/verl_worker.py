@@ -57,8 +57,7 @@ def td(rows_, lengths, mask, old, A, whole_tokens, whole_rows, dp=1, P=2, per_ro
         batch_size=len(rows_),
     )
     part["attention_mask"] = nested(torch.ones(len(rows_), mask.shape[1] + P, dtype=torch.long), lengths[rows_] + P)
-    for name, value in (("dp_size", dp), ("batch_num_tokens", whole_tokens), ("global_batch_size", whole_rows)):
+    sizes = {"dp_size": dp, "batch_num_tokens": whole_tokens, "global_batch_size": whole_rows}
+    for name, value in {**sizes, TOKENS_PER_ROW: per_row or whole_tokens / whole_rows}.items():
         tu.assign_non_tensor_data(part, name, value)
-    if per_row is not None:
-        tu.assign_non_tensor_data(part, TOKENS_PER_ROW, per_row)
     return part
