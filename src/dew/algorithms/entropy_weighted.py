@@ -158,7 +158,8 @@ class GTPO(EntropyWeighted):
 
     floored: ClassVar[tuple[Compare, ...]] = ("turn",)
     """Comparisons for which entropy_clip is FLOOR unless set. A column has at most one token of an answer; in a larger
-    set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame."""
+    set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row and
+    matrix are the paper's formula and only warn."""
 
     def __post_init__(self) -> None:
         if self.entropy_clip is None and self.compare in self.floored:
