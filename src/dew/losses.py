@@ -17,6 +17,10 @@ Surrogate = Literal["clip", "cispo", "sapo"]
 MAX_LOG_RATIO = 20.0
 """|log w| is clamped to this, so that a single bad token cannot turn the batch into inf or NaN."""
 
+ROUNDING = torch.finfo(torch.bfloat16).eps
+"""|log w| up to this, 0.0078, has no penalty. Two passes of the same weights differ by rounding, and the gradient of
+|log w| is ±1 however small it is: on-policy, where it should be 0, it would be noise of full strength."""
+
 
 def policy_loss(
     logp: Float[Tensor, "*B T"],
@@ -61,7 +65,7 @@ def policy_loss(
             d = log π_ref − log πθ.
         weight: multiplies surrogate and penalty, not the KL term: corrects for a sampler that differs slightly from
             π_old (per token, or one column for the whole answer).
-        penalty: holds single tokens back at π_old (KL-Cov).
+        penalty: holds single tokens back at π_old (KL-Cov), where log w is not rounding.
 
     Returns:
         The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean
@@ -92,7 +96,8 @@ def policy_loss(
         token_loss = -4 / tau * torch.sigmoid(tau * (w - 1)) * A
         clip_low = clip_high = float("inf")  # nothing is clipped
     if penalty is not None:
-        token_loss = token_loss + torch.where(mask, penalty, 0) * log_w.abs()
+        moved = mask & (log_w.detach().abs() > ROUNDING)
+        token_loss = token_loss + torch.where(moved, penalty, 0) * log_w.abs()
     if weight is not None:
         token_loss = token_loss * torch.where(mask, weight, 0)
     stats = _statistics(w.detach(), log_w.detach(), A, mask, clip_low, clip_high)

@@ -50,6 +50,7 @@ def test_names_and_defaults_match_the_papers():
         **dict.fromkeys(("grpo", "dr_grpo", "sapo", "reinforce_pp", "trl"), (0.2, 0.2)),
         "gspo": (3e-4, 4e-4),
         "cispo": (1.0, 4.0),
+        "clip_cov": (1.0, 1.0),
         "kl_cov": (1.0, 1e6),
     }
     assert {n: get_algorithm(n).ratio for n in NAMES} == {

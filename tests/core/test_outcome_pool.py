@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from dew import DewError, Rollouts, get_algorithm
 from dew.credit import group_relative, wrong_sign
+from dew.engines.credit import Credit, Rows
+from dew.engines.recorder import credit_metrics
 from groups import batches, pad
 
 
@@ -80,6 +82,15 @@ def test_answers_at_the_mean_are_in_no_comparison():
     assert rule.advantages(first)[0, 1, 0] == 0
 
 
+@pytest.mark.parametrize(("pool", "counts"), [("outcome", False), ("group", True)])
+def test_whether_a_group_of_one_outcome_counts_in_the_batch(pool, counts):
+    """scope="batch": it gets no advantage; the paper's pool compares with its answers, the outcome pool does not."""
+    rule = get_algorithm("gtpo", pool=pool, scope="batch")
+    first, second = (rollouts([0, 0, 1, 1], [1, 0, 1, 1], [[1.0], [2.0], [other], [other]]) for other in (0.01, 4.0))
+    one, two = rule.advantages(first), rule.advantages(second)
+    assert not one[1].any() and torch.allclose(one[0], two[0]) != counts
+
+
 @pytest.mark.parametrize("reward", [0.0, 0.3, 1.0, 100.3, -7e5])
 def test_equal_rewards_are_no_signal_in_any_magnitude(reward):
     batch = rollouts([0] * 7, [reward] * 7, [[1.0, 2.0]] * 7)
@@ -93,7 +104,27 @@ def test_other_rewards_count_in_the_outcome_pool():
     batch = rollouts([0] * 2, [0, 0], [[1.0], [2.0]], extra=torch.tensor([0.1, 0.0]))
     assert not get_algorithm("gtpo").advantages(batch).any()
     A = get_algorithm("dew").advantages(batch)
-    assert A[0, 0, 0] > 0 > A[0, 1, 0] and get_algorithm("dew").signal(batch).all()
+    assert A[0, 0, 0] > 0 > A[0, 1, 0]
+
+
+SOFT = {"overlong": "soft", "max_tokens": 4, "overlong_buffer": 4}
+
+
+@pytest.mark.parametrize("name", ["dapo", "dew", "gtpo"])
+@pytest.mark.parametrize(
+    ("outcomes", "lengths", "settings", "kept"),
+    [
+        ([1, 1, 1, 1], [1, 1, 1, 1], {}, False),  # the format reward differs
+        ([0, 1, 1, 1], [1, 1, 1, 1], {}, True),
+        ([1, 1, 1, 1], [1, 2, 3, 4], SOFT, False),  # the penalties differ
+        ([0, 1, 1, 1], [1, 2, 3, 4], SOFT, True),
+        ([0, 0, 1, 1], [0, 0, 1, 1], {}, False),  # both wrong answers are truncated and masked
+        ([0, 0, 1, 1], [0, 1, 1, 1], {}, True),
+    ],
+)
+def test_dynamic_sampling_reads_the_outcome_alone(name, outcomes, lengths, settings, kept):
+    batch = rollouts([0] * 4, outcomes, [[1.0] * n for n in lengths], extra=torch.tensor([0.1, 0.1, 0.1, 0.0]))
+    assert get_algorithm(name, **settings).signal(batch).tolist() == [kept]
 
 
 @given(batch=batches(), side=st.sampled_from(["correct", "wrong"]), name=st.sampled_from(["gtpo", "grpo_s"]))
@@ -132,10 +163,35 @@ def test_bad_settings_are_one_clear_error():
         get_algorithm("grpo_s", spread="right")
 
 
-def test_geometric_without_a_clip_warns():
-    assert "entropy_clip" in get_algorithm("gtpo", average="geometric").warnings()[0]
-    assert get_algorithm("gtpo", average="geometric", entropy_clip=(0.01, 5.0)).warnings() == []
-    assert get_algorithm("dew").warnings() == []
+@pytest.mark.parametrize("setting", [{"average": "geometric"}, {"compare": "row"}, {"compare": "matrix"}])
+def test_weights_without_a_bound_warn(setting):
+    assert "entropy_clip" in get_algorithm("gtpo", **setting).warnings()[0]
+    assert get_algorithm("gtpo", **setting, entropy_clip=(0.01, 5.0)).warnings() == []
+    assert get_algorithm("gtpo").warnings() == get_algorithm("dew").warnings() == []
+
+
+@pytest.mark.parametrize(
+    "rule", [*(("dew", compare) for compare in ("row", "matrix", "turn")), ("gtpo", "turn")], ids=str
+)
+def test_a_certain_token_does_not_take_the_blame_of_a_long_answer(rule):
+    """1e-6 nats among 4,095 tokens at 0.3, with the floor at 0.01: 100 / ((100 + 4,095 / 0.3) / 4,096) = 29.8."""
+    name, compare = rule
+    algorithm = get_algorithm(name, compare=compare, alpha1=0.0, alpha2=1.0)
+    batch = rollouts([0, 0], [1, 0], [[1.0], [1e-6] + [0.3] * 4095])
+    blame = algorithm.rewards(batch)[0, 1]
+    assert blame.min().item() == pytest.approx(-29.79, abs=0.01) and algorithm.warnings() == []
+    assert (blame.min() / blame.sum()).item() == pytest.approx(0.0073, abs=0.0001)
+    assert get_algorithm(name).entropy_clip is None, "the paper's column is as it was"
+    assert get_algorithm(name, compare=compare, entropy_clip=(0.0, 5.0)).entropy_clip == (0.0, 5.0)
+
+
+def test_the_largest_weight_is_a_metric():
+    """Weights 1, 1 and 4, 0 apart: 4 over their mean, 2."""
+    advantages = torch.tensor([[1.0, 1.0, 1.0, 0.0], [-1.0, -1.0, 0.0, -4.0]])
+    yes, mask = torch.ones(2, dtype=torch.bool), torch.ones(2, 4, dtype=torch.bool)
+    rows = Rows(group=torch.zeros(2).long(), mask=mask, outcome=torch.tensor([1.0, 0.0]), extra=torch.zeros(2))
+    credit = Credit(correct=rows.outcome > 0, signal=yes, extra=rows.extra, advantages=advantages, scored=yes)
+    assert credit_metrics(rows, credit)["credit/max_weight"] == 2
 
 
 def test_who_needs_a_threshold():

@@ -56,9 +56,21 @@ def rollouts(batch, extra=None):
 
 # ---- group credit, worked by hand ---------------------------------------------------------------
 def test_golden_maxrl():
-    # 1 0 0 0: mean ¼; (1 − ¼)/¼ = 3, (0 − ¼)/¼ = −1.  A mean of 0 or less is nothing to divide by.
+    # 1 0 0 0: mean ¼; (1 − ¼)/¼ = 3, (0 − ¼)/¼ = −1.  Without a positive reward there is nothing to divide by.
     rewards = double([[1.0, 0, 0, 0], [0, 0, 0, 0], [-1, 0, 0, 0]])
     close(maxrl_advantages(rewards), [[3.0, -1, -1, -1], [0, 0, 0, 0], [0, 0, 0, 0]])
+
+
+def test_other_or_negative_rewards_do_not_unbound_maxrl():
+    """A sum of 1 − 3 · 0.3333 has mean 2.5e-5, and dividing by that would give 39,999."""
+    wrong = double([0.0, -0.3333, -0.3333, -0.3333])
+    rewards = double([1.0, 0, 0, 0])
+    expected = [(1 - 2.5e-5) / 0.25, *[(-0.3333 - 2.5e-5) / 0.25] * 3]
+    close(maxrl_advantages(rewards, extra=wrong), expected)  # over the success rate, ¼
+    close(maxrl_advantages(rewards + wrong), expected)  # over the best of four, 1 / 4
+    batch = rollouts(([0] * 4, [1.0, 0, 0, 0], [[1.0]] * 4), extra=wrong.tolist())
+    close(get_algorithm("maxrl").advantages(batch).flatten(), expected)
+    assert not maxrl_advantages(double([0.0, 0]), extra=double([0.1, 0.0])).any()  # no answer is correct
 
 
 def test_golden_qae():
@@ -139,6 +151,14 @@ def test_golden_steer():
     close(steer_weights(1e-3 * A / 2, logp, H, mask)[0, 1], double(0.8 ** (1e-3 * 0.75 * LN(2) / 0.02)))
 
 
+def test_steer_does_not_let_one_token_set_the_scale():
+    """A token at log π = −1,000 counts as π = 1e-8: the others' weights stay as far from 1 as with log π = −20."""
+    H, one = torch.full((1, 2), LN(2)), torch.ones(1, 2)
+    far, near = (steer_weights(one, torch.tensor([[LN(0.25), x]]), H, one.bool()) for x in (-1000.0, -20.0))
+    close(far, near)
+    assert far[0, 0] < 0.994
+
+
 # ---- surrogates, worked by hand -----------------------------------------------------------------
 #   row 1: w = 2, ½ with A = 1    row 2: w = 1 with A = −1    clip 0.2 / 0.28, as in test_losses
 LOGP, MASK = pad([[LN(2), LN(0.5)], [0.0]])
@@ -180,6 +200,24 @@ def test_golden_penalty():
     assert value_and_gradient(penalty=penalty)[0] == pytest.approx(plain + 2.5 * LN(2) / 3)
     half = torch.full((2, 1), 0.5, dtype=torch.float64)
     assert value_and_gradient(penalty=penalty, weight=half)[0] == pytest.approx((plain + 2.5 * LN(2) / 3) / 2)
+
+
+def test_rounding_has_no_penalty():
+    """The gradient of |log w| is ±1 however small log w is: two passes of one policy would train on their rounding."""
+    old = torch.tensor([[-1.0, -2.0, -3.0]])
+    logp = (old + torch.tensor([[1e-7, -0.004, 0.01]])).requires_grad_()
+    zero, ones = torch.zeros(1, 3), torch.ones(1, 3)
+    policy_loss(logp, old, zero, ones.bool(), penalty=ones)[0].backward()
+    assert logp.grad.tolist() == [[0.0, 0.0, pytest.approx(1 / 3)]]
+
+
+def test_clip_cov_clips_at_the_authors_bounds():
+    """Both are 1: a ratio of 1.9 still trains, one of 2.1 does not; and none is too small."""
+    rule, old = get_algorithm("clip_cov"), torch.zeros(1, 3)
+    logp = torch.tensor([[1.9, 2.1, 0.01]]).log().requires_grad_()
+    advantages = torch.tensor([[1.0, 1.0, -1.0]])
+    rule.loss(logp, Part(mask=torch.ones(1, 3).bool(), old_logp=old), advantages)[0].backward()
+    assert (logp.grad != 0).tolist() == [[True, False, True]]
 
 
 def test_clip_statistics_are_those_of_the_surrogate():
@@ -357,7 +395,8 @@ def test_every_combination_can_be_written(name, credit, surrogate):
     assert A.isfinite().all() and A.any() and (A * plain >= 0).all()
     part = Part(mask=batch.to_rows(batch.mask), old_logp=batch.to_rows(batch.logp).nan_to_num(0))
     loss, _ = algorithm.loss(part.old_logp + 0.5, part, A)
-    expected, _ = policy_loss(part.old_logp + 0.5, part.old_logp, A, part.mask, surrogate=surrogate)
+    bounds = {"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high}
+    expected, _ = policy_loss(part.old_logp + 0.5, part.old_logp, A, part.mask, surrogate=surrogate, **bounds)
     torch.testing.assert_close(loss, expected)
 
 
@@ -384,7 +423,6 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         ("dapo", {"credit": "rloo"}, "grpo, maxrl, qae, w_reinforce, reinforce_pp"),
         ("qae", {"quantile": 1.0}, "0 < quantile < 1"),
         ("w_reinforce", {"positive": -0.1}, "penalises correct answers"),
-        ("maxrl", {"overlong": "group"}, "Leave overlong out"),
         ("clip_cov", {"cov_share": 0}, "0 < cov_share <= 1"),
         ("clip_cov", {"cov_low": 5}, "low < high"),
         ("kl_cov", {"cov_coef": -1}, "cov_coef=-1"),

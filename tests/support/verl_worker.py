@@ -6,6 +6,8 @@ from verl import DataProto
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import ActorConfig
 
+from dew.engines.verl.estimators import TOKENS_PER_ROW
+
 
 def proto(rewards, mask, uids):
     return DataProto.from_dict(
@@ -17,10 +19,10 @@ def nested(x, lengths):
     return torch.nested.as_nested_tensor([row[:n] for row, n in zip(x, lengths, strict=True)], layout=torch.jagged)
 
 
-def actor(**settings):
+def actor(mode="dew", **settings):
     return ActorConfig(
         strategy="fsdp2", rollout_n=1, ppo_mini_batch_size=4, ppo_micro_batch_size_per_gpu=1,
-        policy_loss={"loss_mode": "dew"}, **settings,
+        policy_loss={"loss_mode": mode}, **settings,
     )  # fmt: skip
 
 
@@ -42,7 +44,7 @@ def model_output(x, lengths, P=2):
     return torch.nested.as_nested_tensor(whole, layout=torch.jagged)
 
 
-def td(rows_, lengths, mask, old, A, whole_tokens, whole_rows, dp=1, P=2, **more):
+def td(rows_, lengths, mask, old, A, whole_tokens, whole_rows, dp=1, P=2, per_row=None, **more):
     part = TensorDict(
         {
             "prompts": nested(torch.ones(len(rows_), P, dtype=torch.long), [P] * len(rows_)),
@@ -55,6 +57,7 @@ def td(rows_, lengths, mask, old, A, whole_tokens, whole_rows, dp=1, P=2, **more
         batch_size=len(rows_),
     )
     part["attention_mask"] = nested(torch.ones(len(rows_), mask.shape[1] + P, dtype=torch.long), lengths[rows_] + P)
-    for name, value in (("dp_size", dp), ("batch_num_tokens", whole_tokens), ("global_batch_size", whole_rows)):
+    sizes = {"dp_size": dp, "batch_num_tokens": whole_tokens, "global_batch_size": whole_rows}
+    for name, value in {**sizes, TOKENS_PER_ROW: per_row or whole_tokens / whole_rows}.items():
         tu.assign_non_tensor_data(part, name, value)
     return part

@@ -119,7 +119,7 @@ def rows(correct, guided_rows, group=None):
     )
 
 
-def part(guided_rows, guide_logps, logp, weight=1.0, correction=None, advantage=1.0):
+def part(guided_rows, guide_logps, logp, weight=1.0, correction=None, advantage=1.0, **settings):
     count, logp = len(guided_rows), torch.as_tensor(logp)
     inputs = {
         "advantages": torch.full((count, 2), advantage),
@@ -130,7 +130,7 @@ def part(guided_rows, guide_logps, logp, weight=1.0, correction=None, advantage=
     }
     if correction is not None:
         inputs["importance_sampling_ratio"] = torch.full((count, 1), correction)
-    return policy().parts(inputs, logp, loss_part(inputs, logp, torch.ones(count, 2)))
+    return policy(**settings).parts(inputs, logp, loss_part(inputs, logp, torch.ones(count, 2)))
 
 
 def test_the_ratio_of_a_recorded_token_is_taken_against_the_guide():
@@ -332,6 +332,15 @@ def test_a_wrong_answer_of_the_guide_has_a_bounded_gradient():
     loss, _ = DAPO().loss(guide_logp, batch, -torch.ones(1, 2), count=2)
     assert loss.item() == pytest.approx(1.28)
     assert torch.autograd.grad(loss, logp)[0].tolist() == [[0.0, 0.0]]
+
+
+def test_cispo_drops_no_token_of_the_guide():
+    """Its weight is clipped at 1.28 for either sign, so no bound on the ratio takes the gradient away."""
+    rule, logp = DAPO(surrogate="cispo"), torch.tensor([[0.5, 0.5]]).log().requires_grad_()
+    guides = torch.full((1, 2), 1e-4).log().tolist()
+    guide_logp, batch = part([True], guides, logp, advantage=-1.0, surrogate="cispo")["guide/"]
+    loss, _ = rule.loss(guide_logp, batch, -torch.ones(1, 2), count=2)
+    assert torch.autograd.grad(loss, logp)[0].tolist() == [[pytest.approx(0.64)] * 2]
 
 
 def test_dynamic_sampling_on_two_processes_keeps_groups_whole(tmp_path):

@@ -1,12 +1,14 @@
 """The losses in the trainer: TRL's own where TRL has the same, and the batch's however it is cut."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 
 import trl_tiny as tiny
 from dew.engines.trl import DewConfig, DewTrainer
+from dew.engines.trl.loss import loss_part
 from trl_tiny import outcome
 
 
@@ -39,6 +41,7 @@ SHARED = {
     "max_completion_length": 6,
     **tiny.ON_A_CPU,
 }
+SOME_TRUNCATED = partial(tiny.scripted, seed=2)
 VARIANTS = {
     "plain": ({}, [outcome]),
     "truncated answers masked": ({"mask_truncated_completions": True}, [outcome]),
@@ -54,7 +57,7 @@ def twins(folder, rewards, settings, ours, theirs):
 
     tiny.model().save_pretrained(folder / "policy")
     tiny.tokenizer().save_pretrained(folder / "policy")
-    others = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer(), "rollout_func": tiny.scripted}
+    others = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer(), "rollout_func": SOME_TRUNCATED}
     start, both = str(folder / "policy"), {"model_init_kwargs": {"dtype": "float32"}, **SHARED, **settings}
     if ours["algorithm"] != "trl":
         ours = {**ours, "outcome_reward": rewards[0].__name__}
@@ -152,6 +155,29 @@ def gradient_of(folder, algorithm, per_device, accumulation):
 
 
 POLICY = tiny.model()
+
+
+@pytest.mark.parametrize("algorithm", ["dapo", "grpo", "grpo_s", "dr_grpo"])
+def test_a_generation_in_several_optimizer_steps_has_the_algorithms_loss(algorithm, tmp_path):
+    """As on verl (tests/verl/test_core.py): each step takes its share of the generation's tokens, or of its answers, of
+    which truncated and masked ones count; so the mean of the steps is `Algorithm.loss` of the generation."""
+    from trl.trainer.utils import split_tensor_dict
+
+    trainer = tiny.ready(
+        tmp_path, algorithm=algorithm, algorithm_kwargs={"dynamic_sampling": False}, per_device_train_batch_size=4,
+        steps_per_generation=4, mask_truncated_completions=True, others={"rollout_func": SOME_TRUNCATED},
+    )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1
+    batch = tiny.generation(trainer)
+    masked = ~batch["completion_mask"].bool().any(1)
+    assert masked.any() and not masked.all()
+    tiny.move(trainer.model, 0.03)
+    with torch.no_grad():
+        logp, entropy, _ = trainer._forward(trainer.model, batch)
+        expected, _ = trainer.algorithm.loss(logp, loss_part(batch, logp, entropy), batch["advantages"])
+        steps = [trainer._compute_loss(trainer.model, part) for part in split_tensor_dict(batch, 4)]
+    torch.testing.assert_close(torch.stack(steps).mean(), expected, rtol=1e-4, atol=1e-6)
+    assert expected.abs() > 1e-3
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ EVERY_STEP = {
 }  # fmt: skip
 WITH_SIGNAL = {
     "credit/mean_correct", "credit/std_correct", "credit/mean_wrong", "credit/std_wrong", "credit/top20_share",
-    "credit/top1_share", "entropy/correct", "entropy/wrong", "length/correct", "length/wrong",
+    "credit/top1_share", "credit/max_weight", "entropy/correct", "entropy/wrong", "length/correct", "length/wrong",
 }  # fmt: skip
 
 

@@ -156,8 +156,9 @@ def train(folder, **settings):
     return trainer, kept
 
 
-def test_the_filter_reads_the_outcome_reward_alone_and_reports_the_groups(tmp_path):
-    _, kept = train(tmp_path)
+@pytest.mark.parametrize("algorithm", ["dapo", "dew"])
+def test_the_filter_reads_the_outcome_reward_alone_and_reports_the_groups(algorithm, tmp_path):
+    _, kept = train(tmp_path, algorithm=algorithm)
     assert kept and all(int(prompt[0]) % 2 == 0 for prompt in kept)
     for line in RunFolder(tmp_path).metrics():
         assert line["groups/sampled"] == line["groups/kept"] + line["groups/dropped"]

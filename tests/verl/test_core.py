@@ -1,8 +1,11 @@
 """Inside real verl: its registries, its compute_advantage, its ppo_loss. Needs verl (make test-verl)."""
 
 import json
+from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,16 +15,22 @@ pytest.importorskip("verl", reason="verl is not installed: these run with `make 
 
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.ray_trainer import compute_advantage
+from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils import torch_functional as verl_F
+from verl.workers.utils.losses import ppo_loss
 
-from dew.algorithms import get_algorithm
+from dew.algorithms import DrGRPO, get_algorithm, list_algorithms
+from dew.algorithms.base import Part
 from dew.credit import entropy_advantages
-from dew.engines.credit import Rows, give_credit
+from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.verl import plugin
-from dew.engines.verl.config import dew_estimators
+from dew.engines.verl.config import dew_estimators, reduction, stock_estimator
 from dew.engines.verl.estimators import actor_loss, batch_context
+from dew.engines.verl.launch import prepare
 from dew.losses import policy_loss
+from dew.run.config import Run
+from dew.run.settings import ACTOR
 from verl_rows import context, rows, with_padding
 from verl_worker import actor, model_output, proto, td, worker_batch
 
@@ -77,6 +86,30 @@ def test_dapos_advantage_is_verls_grpo(entry):
     close(ours, theirs * mask, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["dapo", "dew"])
+@pytest.mark.parametrize(
+    ("acc", "charge"),
+    [
+        ([1, 1, 1, 1], [0.1, 0.1, 0.1, 0.0]),  # a format reward
+        ([0, 0, 0, 0], [0.0, 0.0, -0.5, -1.0]),  # soft overlong
+        ([1, 0, 1, 1], [0.1, 0.1, 0.1, 0.0]),
+    ],
+)
+def test_verls_filter_keeps_the_groups_that_dews_does(name, acc, charge, monkeypatch):
+    """By `acc`, which the TRL engine has as the outcome reward; never by what is added to it."""
+    keys = [f"u_{i}_0" for i in range(4)]
+    fields = [{"reward_extra_info": {"acc": float(a), "score": a + c}} for a, c in zip(acc, charge, strict=True)]
+    monkeypatch.setattr(replay_buffer.tq, "kv_batch_get", lambda **_: {"extra_fields": fields})
+    buffer = SimpleNamespace(
+        filter_groups_metric="acc", finished_keys={"train": {"u"}}, partitions={"train": keys},
+        _dapo_classification_cache=defaultdict(dict),
+    )  # fmt: skip
+    dropped, _ = replay_buffer.ReplayBuffer._dapo_filtered_keys(buffer, "train")
+    same_group, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, 2, dtype=torch.bool)
+    batch = Rows(group=same_group, mask=mask, outcome=torch.tensor(acc).float(), extra=torch.tensor(charge))
+    assert outcomes(get_algorithm(name), batch).signal.all() == (not dropped)
+
+
 def test_several_rows_of_a_conversation_through_verls_own_path():
     """Two conversations of two rows each: verl passes all rows, and the answers are two."""
     H = torch.tensor([[1.0, 2.0], [3.0, 4.0], [2.0, 1.0], [1.0, 0.0]])
@@ -106,31 +139,57 @@ def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
 # ── losses ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-ALGORITHMS = {
-    "gtpo": get_algorithm("gtpo"),
-    "grpo_s": get_algorithm("grpo_s"),
-    "geometric": get_algorithm("grpo_s", average="geometric"),
-}
+EVERY = {name: get_algorithm(name, max_tokens=7, kl_coef=0.3) for name in list_algorithms() if name != "trl"}
+EVERY["geometric"] = replace(EVERY["grpo_s"], average="geometric")
+EVERY["fixed"] = type("Fixed", (DrGRPO,), {"name": "fixed"})(max_tokens=7, kl_coef=0.3)  # dew's loss, fixed divisor
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
-@pytest.mark.parametrize("split", [[[0, 1, 2, 3]], [[0, 1], [2, 3]], [[0], [1, 2, 3]], [[0], [1], [2], [3]]])
-def test_the_workers_loss_is_the_algorithms_loss(algorithm, split):
-    """Value and gradient, whatever the micro-batches."""
-    lengths, mask, old, A, _, logp = worker_batch()
+def launched(algorithm):
+    """verl's configuration of a run, and the loss that its workers call, as `dew train --engine verl` sets them."""
+    keys = {"kl_loss_coef": 0.3, "use_kl_loss": True, "kl_loss_type": "low_var_kl"}
+    if stock_estimator(type(algorithm)) is None:
+        keys |= {key.rpartition(".")[2]: value for key, value in reduction(algorithm).items()}
+        return actor(**keys), partial(actor_loss, algorithm=replace(algorithm, kl_coef=0.0))
+    settings = {"algorithm": algorithm.name, "max_completion_length": 7, "model_name_or_path": "tiny"}
+    found = prepare(Run(settings=settings, task="countdown"))
+    names = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor")
+    keys |= {name: value for name in names if (value := found[f"{ACTOR}.{name}"]) is not None}
+    return actor(**keys, mode=found[f"{ACTOR}.policy_loss.loss_mode"]), ppo_loss
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize(
+    "steps", [[[[0, 1, 2, 3]]], [[[0, 1], [2, 3]]], [[[0], [1], [2], [3]]], [[[0, 1]], [[2], [3]]]], ids=str
+)
+def test_the_workers_loss_is_the_algorithms_loss(name, steps):
+    """Value and gradient, KL term included, of a whole generation: whatever its optimizer steps and micro-batches. Row
+    3 is masked and counts as an answer."""
+    algorithm = EVERY[name]
+    lengths, mask, old, A, H, logp = worker_batch()
+    mask[3] = False
+    A = A if algorithm.ratio == "token" else A[:, :1] * mask
+    ref, penalty = old - 0.2 * H, 3.0 * (A > 0.2) * mask if algorithm.penalises else None
     whole = logp.clone().requires_grad_()
-    expected, _ = policy_loss(whole, old, A, mask, ratio=algorithm.ratio, reduce=algorithm.reduce)
+    part = Part(mask=mask, old_logp=old, ref_logp=ref, entropy=H, penalty=penalty)
+    expected, _ = algorithm.loss(whole, part, A)
     expected.backward()
+    config, loss = launched(algorithm)
     parts, total = logp.clone().requires_grad_(), 0.0
-    for micro in split:
-        data = td(micro, lengths, mask, old, A, int(mask.sum()), len(mask))
-        output = {"log_probs": model_output(parts[micro], lengths[micro])}
-        value, metrics = actor_loss(actor(), output, data, algorithm=algorithm)
-        value.backward()
-        total += value.item()
-        assert "actor/dew/clip/high" in metrics
+    more = {"ref_log_prob": ref, **({} if penalty is None else {"returns": penalty})}
+    for step in steps:
+        own = [row for micro in step for row in micro]
+        tokens = int(mask[own].sum())
+        for rows_ in step:
+            data = td(rows_, lengths, mask, old, A, tokens, len(own), per_row=int(mask.sum()) / 4, **more)
+            output = {"log_probs": model_output(parts[rows_], lengths[rows_])}
+            if algorithm.needs_entropy == "current":
+                output["entropy"] = model_output(H[rows_], lengths[rows_])
+            value, _ = loss(config, output, data)
+            (value / len(steps)).backward()
+            total += value.item() / len(steps)
     close(torch.tensor(total), expected.detach(), atol=1e-6)
     close(parts.grad, whole.grad, atol=1e-6)
+    assert whole.grad.abs().max() > 1e-3
 
 
 def test_correction_weights_and_the_kl_term_reach_the_loss():

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
+from dew.credit import grpo_advantages
 from dew.engines.verl.config import dew_estimators
 from dew.engines.verl.estimators import Conversations, batch_context, estimator
 from dew.errors import EngineError, ShapeError
@@ -99,6 +100,17 @@ def test_acc_decides_correctness_and_penalties_are_extra():
     close(found.credit.shaped, [[0.3, 0.3], [-1.1, -1.1]])
     close(found.credit.extra, [-0.8, 0.0])
     assert found.credit.correct.tolist() == [True, False]
+
+
+def test_a_score_with_a_format_reward_in_it():
+    """Score = acc + 0.1 for the format, and 0.5 off for the length of the last one: all of it is extra."""
+    acc, form = torch.tensor([1.0, 1.0, 0.0, 0.0]), torch.tensor([0.1, 0.0, 0.1, 0.0])
+    rewards, mask = (acc + form + torch.tensor([0, 0, 0, -0.5]))[:, None], torch.ones(4, 1, dtype=torch.long)
+    advantages, c = estimate("dapo", rewards, mask, ["a"] * 4, None, acc=acc, score=acc + form)
+    [found] = c.credited
+    close(found.credit.extra, [0.1, 0.0, 0.1, -0.5])
+    close(advantages[:, 0], grpo_advantages(rewards[:, 0]))
+    assert found.credit.correct.tolist() == [True, True, False, False]
 
 
 # ── several rows, padding rows, workers ─────────────────────────────────────────────────────────────────────

@@ -96,12 +96,13 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
     "gtpo": ("gtpo", "dew", "token-mean", False, (0.2, 0.28)),
     "grpo_s": ("grpo_s", "dew", "seq-mean-token-mean", False, (0.2, 0.28)),
     "grpo": ("grpo", "vanilla", "seq-mean-token-mean", False, (0.2, 0.2)),
-    "dapo": ("grpo", "vanilla", "token-mean", True, (0.2, 0.28)),
+    "dapo": ("dapo", "dew", "token-mean", True, (0.2, 0.28)),
     "dr_grpo": ("grpo", "vanilla", "seq-mean-token-sum-norm", False, (0.2, 0.2)),
     "gspo": ("grpo", "gspo", "seq-mean-token-mean", False, (3e-4, 4e-4)),
     "forking_tokens": ("forking_tokens", "dew", "token-mean", True, (0.2, 0.28)),
     "entropy_advantage": ("entropy_advantage", "dew", "token-mean", True, (0.2, 0.28)),
-    **{name: (name, "dew", "token-mean", True, (0.2, 0.28)) for name in ("maxrl", "qae", "clip_cov", "steer", "otb")},
+    **{name: (name, "dew", "token-mean", True, (0.2, 0.28)) for name in ("maxrl", "qae", "steer", "otb")},
+    "clip_cov": ("clip_cov", "dew", "token-mean", True, (1.0, 1.0)),
     "cispo": ("cispo", "dew", "token-mean", True, (1.0, 4.0)),
     "sapo": ("sapo", "dew", "seq-mean-token-mean", False, (0.2, 0.2)),
     "w_reinforce": ("w_reinforce", "dew", "token-mean", False, (0.2, 0.28)),
@@ -144,12 +145,12 @@ def test_the_overlong_penalty_is_dews_or_verls():
     soft = {"overlong": "soft", "overlong_buffer": 8}
     own = prepare(small(algorithm="gtpo", algorithm_kwargs=soft))
     assert own["algorithm.dew.overlong"] == "soft" and own["reward.reward_manager.name"] is None
-    verls = prepare(small(algorithm="dapo", algorithm_kwargs=soft))
+    verls = prepare(small(algorithm="grpo", algorithm_kwargs=soft))
     assert verls["algorithm.dew.overlong"] is None and verls["reward.reward_manager.name"] == "dapo"
     assert verls["reward.reward_kwargs.overlong_buffer_cfg.len"] == 8
     assert verls["reward.reward_kwargs.max_resp_len"] == 32
     with pytest.raises(ConfigError, match="overlong='group'"):
-        prepare(small(algorithm="dapo", algorithm_kwargs={"overlong": "group"}))
+        prepare(small(algorithm="grpo", algorithm_kwargs={"overlong": "group"}))
 
 
 def test_scores_become_verls_validation():

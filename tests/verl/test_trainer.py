@@ -95,10 +95,19 @@ def step(monkeypatch):
             return queue.select(*[name for name in select_fields if name in queue])
 
         monkeypatch.setattr(trainer, "tq", SimpleNamespace(kv_batch_get=get))
-        batch = Batch(keys=["a_0_0", "a_1_0", "a_2_0", "pad_0_0"], partition_id="train")
-        return Trainer(config(*settings))._compute_advantage(batch, {}).advantages
+        batch = Batch(keys=["a_0_0", "a_1_0", "a_2_0", "pad_0_0"], partition_id="train", extra_info={})
+        batch = Trainer(config(*settings))._compute_advantage(batch, {})
+        assert batch.extra_info == {"dew_tokens_per_row": 7 / 4}  # 2 + 3 + 2 live tokens; the update reads it
+        return batch.advantages
 
     return run
+
+
+@pytest.mark.parametrize(("name", "mode"), [("grpo_s", "seq-mean-token-mean"), ("gtpo", "token-mean")])
+def test_verls_own_terms_are_reduced_as_the_algorithm_reduces_its_loss(name, mode):
+    """The KL term too, if the configuration has verl's default."""
+    made = config(f"algorithm.adv_estimator={name}", "actor_rollout_ref.actor.loss_agg_mode=token-mean")
+    assert Trainer(made).config.actor_rollout_ref.actor.loss_agg_mode == mode
 
 
 def test_the_old_policys_entropy_reaches_the_estimator(step):

@@ -236,15 +236,19 @@ class Algorithm:
         raise NotImplementedError
 
     def divisor(self, tokens: int, sequences: int) -> float:
-        """The divisor of the loss of a batch with this many live tokens and sequences."""
+        """The divisor of the loss of a batch with this many live tokens and answers. Masked answers count: an answer's
+        weight does not depend on how many others were truncated."""
         return float(tokens if self.reduce == "tokens" else sequences)
 
     def loss(
         self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
     ) -> tuple[Tensor, Stats]:
-        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that parts sum to it."""
+        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that parts sum to it.
+
+        An optimizer step takes its share of the divisor of a generation: a token has the same weight in every step.
+        """
         if count is None:
-            count = self.divisor(int(part.mask.sum()), int(part.mask.any(-1).sum()))
+            count = self.divisor(int(part.mask.sum()), len(part.mask))
         return policy_loss(
             logp,
             part.old_logp,

@@ -42,8 +42,8 @@ class GRPO(Algorithm):
     """ε on both sides, as in PPO."""
 
     credit: GroupCredit = "grpo"
-    """How the rewards of a group become advantages: relative to their mean and std ("grpo"), divided by their mean
-    ("maxrl"), relative to a quantile ("qae"), ±1 with a weight ("w_reinforce"), or normalised over the batch
+    """How the rewards of a group become advantages: relative to their mean and std ("grpo"), divided by the mean
+    outcome ("maxrl"), relative to a quantile ("qae"), ±1 with a weight ("w_reinforce"), or normalised over the batch
     ("reinforce_pp")."""
 
     quantile: float = 0.4
@@ -58,9 +58,6 @@ class GRPO(Algorithm):
             found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
         if not 0 <= self.positive < float("inf"):
             found.append(f"positive={self.positive}: penalises correct answers. Give >= 0; the paper uses 0.1.")
-        if self.credit == "maxrl" and self.overlong != "none":
-            what = f"overlong={self.overlong!r} with credit='maxrl': it divides by the mean reward, which a penalty can"
-            found.append(f"{what} make 0. Leave overlong out.")
         return found
 
     @property
@@ -74,7 +71,7 @@ class GRPO(Algorithm):
         if self.credit == "reinforce_pp":
             return reinforce_pp_advantages(reward, rollouts.mask, present)
         if self.credit == "maxrl":
-            credit = maxrl_advantages(reward, present)
+            credit = maxrl_advantages(rollouts.reward, present, extra=extra)
         elif self.credit == "qae":
             credit = qae_advantages(reward, present, quantile=self.quantile)
         elif self.credit == "w_reinforce":
@@ -91,7 +88,6 @@ class DAPO(GRPO):
     """GRPO's advantage with clip-higher, a token-level loss and dynamic sampling. arXiv:2503.14476."""
 
     name: ClassVar[str] = "dapo"
-    verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
 
     clip_high: float = 0.28

@@ -22,7 +22,7 @@ class Credit:
     correct: Tensor
     """(P, G) True on O⁺."""
     signal: Tensor
-    """(P,) True on groups that train: by default those with a correct and a wrong answer."""
+    """(P,) True on groups that dynamic sampling keeps: by default those with a correct and a wrong answer."""
     extra: Tensor
     """(P, G) everything added to the outcome: other rewards and overlong penalties."""
     advantages: Tensor

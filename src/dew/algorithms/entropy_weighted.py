@@ -14,6 +14,12 @@ from dew.credit.weighting import clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
+FLOOR = (0.01, 100.0)
+"""An entropy_clip that is only a floor: the entropy over a vocabulary of 150,000 tokens is at most 12 nats."""
+UNBOUNDED = (
+    "without entropy_clip: one token's weight can reach 10,000 and break learning. Set entropy_clip, e.g. (0.01, 5)."
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyWeighted(Algorithm):
@@ -64,8 +70,7 @@ class EntropyWeighted(Algorithm):
     def warnings(self) -> list[str]:
         found = super().warnings()
         if self.average == "geometric" and self.entropy_clip is None:
-            what = "average='geometric' without entropy_clip: one token's weight can reach 10,000 and break learning."
-            found.append(f"{what} Set entropy_clip, e.g. (0.01, 5).")
+            found.append(f"average='geometric' {UNBOUNDED}")
         return found
 
     def control(self) -> "EntropyWeighted":
@@ -74,10 +79,10 @@ class EntropyWeighted(Algorithm):
         return replace(self, **changed)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
-        """(P,) with pool="outcome": groups with answers of different reward, whether or not one is correct."""
+        """(P,) with pool="outcome": groups whose answers differ in the outcome reward, even if none is correct."""
         if self.pool != "outcome":
             return super().signal(rollouts)
-        return ((self._relative(rollouts) != 0) & rollouts.live).any(-1)
+        return (group_relative(rollouts.reward, rollouts.live) != 0).any(-1)
 
     def rewards(self, rollouts: Rollouts) -> Tensor:
         scoped = self._scoped(rollouts)
@@ -151,6 +156,22 @@ class GTPO(EntropyWeighted):
     """A token is compared with the same position across answers (published), with its own answer, with all tokens, or
     with the same turn of each answer (for tools and agents)."""
 
+    floored: ClassVar[tuple[Compare, ...]] = ("turn",)
+    """Comparisons for which entropy_clip is FLOOR unless set. A column has at most one token of an answer; in a larger
+    set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row and
+    matrix are the paper's formula and only warn."""
+
+    def __post_init__(self) -> None:
+        if self.entropy_clip is None and self.compare in self.floored:
+            object.__setattr__(self, "entropy_clip", FLOOR)  # not hidden: labels and records show it
+        super().__post_init__()
+
+    def warnings(self) -> list[str]:
+        found = super().warnings()
+        if self.compare != "column" and self.entropy_clip is None:
+            found.append(f"compare={self.compare!r} {UNBOUNDED}")
+        return found
+
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         H = recorded(self, rollouts, "entropy")
         return gtpo_rewards(self._won(rollouts), H, rollouts.mask, compare=self.compare, **self._how(rollouts))
@@ -167,6 +188,7 @@ class DEW(GTPO):
     docs/study.md where it helps."""
 
     name: ClassVar[str] = "dew"
+    floored: ClassVar[tuple[Compare, ...]] = ("row", "matrix", "turn")
 
     alpha1: float = 0.5
     """α₁: weight of the plain outcome."""

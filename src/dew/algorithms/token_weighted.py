@@ -87,6 +87,12 @@ class ClipCov(DAPO):
     name: ClassVar[str] = "clip_cov"
     needs_logp: ClassVar[bool] = True
 
+    clip_low: float = 1.0
+    """No lower bound on the ratio, as in the authors' runs."""
+
+    clip_high: float = 1.0
+    """The ratio is at most 2, as in the authors' runs."""
+
     cov_share: float = 2e-4
     """Share of the batch's live tokens that is taken out; at least one."""
 

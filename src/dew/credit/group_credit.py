@@ -10,18 +10,25 @@ from dew.ops import STD_EPS, at_least_float32, masked_mean, standardize
 
 
 def maxrl_advantages(
-    rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None
+    rewards: Float[Tensor, "*P G"],
+    present: Bool[Tensor, "*P G"] | None = None,
+    *,
+    extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G"]:
     """MaxRL, Tajwar et al. 2026, arXiv:2602.02710: hard problems count more.
 
-        Aᵢ = (rᵢ − mean r) / mean r          0 if mean r ≤ 0
+        Aᵢ = (rᵢ + eᵢ − mean(r + e)) / max(mean r, max r / G)          0 if max r ≤ 0
 
     For 0/1 rewards its expectation is the gradient of the log-likelihood of a correct answer, truncated at order G.
+    Other rewards e do not change the success rate that it divides by. Rewards r >= 0 have mean r >= max r / G, so the
+    second bound only holds for negative ones: their mean can be next to 0, or below.
     """
     present = check_present(rewards, present)
     r = torch.where(present, at_least_float32(rewards), 0)
-    mean = masked_mean(r, present, -1)
-    return torch.where(present & (mean > 0), (r - mean) / torch.where(mean > 0, mean, 1), 0)
+    total = r if extra is None else r + torch.where(present, at_least_float32(extra), 0)
+    best = torch.where(present, r, -torch.inf).amax(-1, keepdim=True)
+    rate = torch.maximum(masked_mean(r, present, -1), best / present.sum(-1, keepdim=True).clamp_min(1))
+    return torch.where(best > 0, standardize(total, present, -1, scale=False) / torch.where(best > 0, rate, 1), 0)
 
 
 def qae_advantages(

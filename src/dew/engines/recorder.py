@@ -146,7 +146,9 @@ def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
         numbers["credit/tokens"] = (size[total > 0] > 0).sum(-1).float().mean()
         if credit.flipped is not None:
             numbers["credit/flipped_share"] = credit.flipped.sum() / mask.sum()
-        numbers["credit/top1_share"] = (size.amax(-1)[total > 0] / total[total > 0]).mean()
+        share = size.amax(-1)[total > 0] / total[total > 0]
+        numbers["credit/top1_share"] = share.mean()
+        numbers["credit/max_weight"] = (share * (size[total > 0] > 0).sum(-1)).amax()
         if rows.entropy is not None:
             top = forking_mask(rows.entropy, mask, keep=0.2)
             numbers["credit/top20_share"] = size[top].sum() / total.sum()

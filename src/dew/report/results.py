@@ -263,6 +263,7 @@ MAX_PAIRED = 16
 METRIC_OF = {
     "never_correct": "accuracy", "no_signal": "groups/mixed_share", "truncated": "length/truncated_share",
     "entropy_collapse": "entropy", "entropy_explosion": "entropy", "one_token_takes_all": "credit/top1_share",
+    "large_weight": "credit/max_weight",
     "off_policy": "ratio/abs_log", "sampler_mismatch": "sampler/kl",
     "clipped": "clip/high", "never_clips": "kl/approx", "no_gradient": "grad_norm", "not_finite": "grad_norm",
     "reward_flat": "reward", "wrong_sign": "credit/flipped_share", "pass_falls": "eval/pass",

@@ -302,11 +302,13 @@ class MixedPolicy:
         unknown = inputs["guide_logps"].isnan()
         old = torch.where(unknown, 0, inputs["guide_logps"])
         guide_logp = torch.where(unknown, logp - (logp.exp() + UNSCORED).log(), logp)
-        most = torch.where(inputs["advantages"] < 0, old + math.log1p(self._trainer.algorithm.clip_high), torch.inf)
+        if self._trainer.algorithm.surrogate == "clip":  # the others bound it for either sign
+            most = old + math.log1p(self._trainer.algorithm.clip_high)
+            guide_logp = torch.where(inputs["advantages"] < 0, torch.minimum(guide_logp, most), guide_logp)
         guides = replace(whole, mask=whole.mask & guided, old_logp=old, weight=weight, penalty=None)
         own_weight = weight if whole.weight is None else whole.weight * weight
         own = replace(whole, mask=whole.mask & ~guided, weight=own_weight)
-        return {"": (logp, own), "guide/": (torch.minimum(guide_logp, most), guides)}
+        return {"": (logp, own), "guide/": (guide_logp, guides)}
 
     def _guided(self, batch: Batch) -> Tensor:
         return gather_rows(self._trainer.accelerator, batch.inputs["guided"])

@@ -23,8 +23,6 @@ EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
 """Modules, separated by commas, that verl imports in every process; main.py passes it on to Ray's."""
 DEW_LOSS = "dew"
 """The `loss_mode` that stands for the loss of the algorithm that is trained."""
-REDUCTIONS = {"tokens": "token-mean", "sequences": "seq-mean-token-mean"}
-"""`Algorithm.reduce` -> verl's `loss_agg_mode`"""
 SET_BY_VERL = {
     "clip_low": f"Set {ACTOR}.clip_ratio_low.",
     "clip_high": f"Set {ACTOR}.clip_ratio_high.",
@@ -63,6 +61,14 @@ def _section(config: Any, path: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(Problem(f"{path}={found} is not a setting.", remedy=f"Write e.g. +{path}.NAME={found}."))
     return found
+
+
+def reduction(algorithm: Algorithm) -> dict[str, Any]:
+    """verl's keys for a mean over the batch that is the algorithm's: of its own losses, and of its KL term."""
+    if algorithm.fixed_divisor:
+        fixed = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": algorithm.max_tokens}
+        return {f"{ACTOR}.{key}": value for key, value in fixed.items()}
+    return {f"{ACTOR}.loss_agg_mode": "token-mean" if algorithm.reduce == "tokens" else "seq-mean-token-mean"}
 
 
 def stock_estimator(cls: type[Algorithm]) -> str | None:
@@ -140,7 +146,8 @@ def _mode_problems(config: Any) -> list[Problem]:
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Settings that would be ignored, or that would make it another algorithm."""
     name, found = algorithm.name, []
-    ours = {LOSS_MODE: ("vanilla", DEW_LOSS), f"{ACTOR}.loss_agg_mode": ("token-mean", REDUCTIONS[algorithm.reduce])}
+    aggregation = f"{ACTOR}.loss_agg_mode"
+    ours = {LOSS_MODE: ("vanilla", DEW_LOSS), aggregation: ("token-mean", reduction(algorithm)[aggregation])}
     for key, allowed in ours.items():
         if (mode := str(read(config, key, allowed[0]))) not in allowed:
             found.append(Problem(f"{key}={mode}: {name} has a loss of its own.", remedy=f"Set {key}={allowed[1]}."))

@@ -194,12 +194,18 @@ def record_rows(
 
 
 def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]) -> tuple[Rows, Conversations]:
-    """The rows as answers. Correctness is `acc`, never the reward that penalties were added to."""
+    """The rows as answers. Correctness is `acc`, never the reward that penalties were added to.
+
+    A score that `acc` determines is the outcome on another scale (±1). One that differs between answers of the same
+    `acc` has other rewards in it, e.g. for the format: what it adds to `acc` is extra.
+    """
     conversations = Conversations.of(mask, context.keys)
     last = conversations.last_row
     total = rewards.sum(-1)[last]
     acc = total if context.acc is None else context.acc.to(total)[last]
     score = acc if context.score is None else context.score.to(total)[last]
+    if any(score[acc == value].std(correction=0) > 1e-6 for value in acc.unique()):
+        score = acc
     ids: dict[Any, int] = {}
     group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last], device=mask.device)
     old = {"entropy": context.entropy, "logp": context.logp, "sum_sq": context.sum_sq}
@@ -214,14 +220,19 @@ def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequenc
 # entropy terms, and in there `policy_loss` (`loss_mode=dew`) calls `algorithm.loss`.
 #
 # verl's workers average gradients over D data-parallel processes and split a mini-batch into micro-batches. Each part
-# is divided by the divisor of the whole mini-batch over D, so the result does not depend on the split. A row is one of
-# verl's rows: an answer of several rows has a sequence ratio in each.
+# is divided by the divisor of the whole mini-batch over D, so the result does not depend on the split. As in TRL, a
+# mini-batch's tokens are its share of the generation's: a token weighs the same in every optimizer step. A row is one
+# of verl's rows: an answer of several rows has a sequence ratio in each.
+
+TOKENS_PER_ROW = "dew_tokens_per_row"
+"""The mean number of live tokens of a generation's rows, which the trainer passes to the workers."""
 
 
 def actor_loss(
     config: Any, model_output: Any, data: Any, dp_group: Any = None, *, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Any]]:
     """verl's `ppo_loss` with the algorithm's own policy loss."""
+    from verl.utils import tensordict_utils as tu
     from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import no_padding_2_padding
 
@@ -229,6 +240,9 @@ def actor_loss(
     if algorithm.needs_entropy == "current":  # config.check has seen to it that verl computes it
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
     penalty = data["returns"].to_padded_tensor(0) if algorithm.penalises else None  # see credit_rows
+    if (per_row := tu.get_non_tensor_data(data, TOKENS_PER_ROW, None)) is None:
+        raise EngineError(Problem("verl did not pass the generation's tokens to its workers.", remedy=OTHER_RELEASE))
+    tu.assign_non_tensor_data(data, "batch_num_tokens", per_row * data["global_batch_size"])
     with batch_context(BatchContext(algorithm=algorithm, entropy=entropy, penalty=penalty)):
         return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]
 

@@ -21,11 +21,11 @@ from dew.engines.verl.config import (
     DEW_LOSS,
     EXTERNAL,
     FSDP,
-    REDUCTIONS,
     SET_BY_VERL,
     check,
     dew_estimators,
     import_modules,
+    reduction,
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem
@@ -276,7 +276,7 @@ class Translation:
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
             f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
-            f"{ACTOR}.loss_agg_mode": REDUCTIONS[algorithm.reduce],
+            **reduction(algorithm),
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
             f"{ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
@@ -296,9 +296,6 @@ class Translation:
         found: Overrides = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP} if algorithm.ratio == "token" else {}
         if not algorithm.scale:
             found["algorithm.norm_adv_by_std_in_grpo"] = False
-        if algorithm.reduce == "tokens" and algorithm.divisor(1, 1) != 1:  # a fixed divisor per answer
-            found[f"{ACTOR}.loss_agg_mode"] = "seq-mean-token-sum-norm"
-            found[f"{ACTOR}.loss_scale_factor"] = algorithm.max_tokens
         if own.get("overlong") == "soft":
             buffer = {"enable": True, "len": own["overlong_buffer"], "penalty_factor": 1.0, "log": False}
             found |= {f"+reward.reward_kwargs.overlong_buffer_cfg.{name}": value for name, value in buffer.items()}

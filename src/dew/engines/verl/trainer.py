@@ -18,8 +18,15 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_from_nested
 
 from dew.engines.verl import plugin
-from dew.engines.verl.config import DEW_LOSS, MODES, check, dew_estimators, read_run_settings
-from dew.engines.verl.estimators import OTHER_RELEASE, BatchContext, actor_loss, batch_context, record_rows
+from dew.engines.verl.config import DEW_LOSS, LOSS_MODE, MODES, check, dew_estimators, read_run_settings, reduction
+from dew.engines.verl.estimators import (
+    OTHER_RELEASE,
+    TOKENS_PER_ROW,
+    BatchContext,
+    actor_loss,
+    batch_context,
+    record_rows,
+)
 from dew.engines.verl.recorder import Recorder, record_columns
 from dew.errors import EngineError, Problem
 from dew.files import write_atomically
@@ -51,7 +58,8 @@ class CreditMixin:
         self._resolved = OmegaConf.to_yaml(config, resolve=True) if settings else ""
         config.trainer.v1.trainer_mode = MODES[config.trainer.v1.trainer_mode]  # verl compares it in several places
         if self._credits:
-            config.actor_rollout_ref.actor.policy_loss.loss_mode = DEW_LOSS
+            for key, value in {LOSS_MODE: DEW_LOSS, **reduction(self.algorithm)}.items():
+                OmegaConf.update(config, key, value)
         super().__init__(config)  # type: ignore[call-arg]
 
     def fit(self, agent_loop_manager: Any) -> None:
@@ -90,6 +98,8 @@ class CreditMixin:
         if self._credits and not context.credited:
             what = f"verl computed advantages without calling the estimator of {self.algorithm.name}."
             raise EngineError(Problem(what, remedy=OTHER_RELEASE))
+        if context.credited:
+            credited.extra_info[TOKENS_PER_ROW] = int(context.credited[0].rows.mask.sum()) / len(batch)
         if self._recorder is not None:
             metrics.update(self._record(self._recorder, batch, context, infos))
         return credited

@@ -8,6 +8,7 @@
 // The same as dew.credit computes; tests hold the two together.
 
 const FLOOR = 1e-6;
+const TURN_CLIP = [0.01, 100];
 const STD_EPS = 1e-4;
 const PAPER = {
   alpha1: 1,
@@ -106,12 +107,13 @@ const entryOf = (side, H, place) =>
 /** One entry per live token: entries[i][t], undefined where a token does not train. */
 function gtpo(group, settings) {
   const sides = sidesOf(group, settings);
+  const clip = settings.entropy_clip ?? (settings.compare === 'turn' ? TURN_CLIP : null);
   const entries = group.answers.map((answer, i) => {
     let turn = 0;
     return answer.live.map((alive, t) => {
       if (!alive) return undefined;
       if (!answer.live[t - 1]) turn += 1;
-      const H = floored(answer.entropy[t], settings.entropy_clip);
+      const H = floored(answer.entropy[t], clip);
       return entryOf(sides[i], H, { column: t, row: i, matrix: 0, turn }[settings.compare]);
     });
   });
