@@ -126,7 +126,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["train", "tiny/countdown", "--model_name_or_path", "a_run"], 1, "'a_run' is not a model folder"),
         (["train", "no_data.yaml", "--use_cpu"], 1, "nothing to train on"),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
-        (["resume", "nowhere"], 1, "output_dir of a run"),
+        (["resume", "nowhere"], 1, "not the output_dir of a run"),
         (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),
         (["eval", "a_folder"], 1, "a_folder' is not a model folder. It has no config.json"),
         (["eval", "a_file.json"], 1, "not a file that `dew eval --keep` wrote"),

@@ -20,7 +20,6 @@ from dew.engines.recorder import (
     credit_metrics,
     entropy_sums,
     group_records,
-    script,
 )
 from dew.engines.trl.batch import Batch, gather_columns
 from dew.engines.trl.failures import finite_only
@@ -132,7 +131,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
             batches=str(args.batches),
-            **script(),
         )
 
     def put(self, numbers: Numbers) -> None:
