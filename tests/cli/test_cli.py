@@ -217,8 +217,6 @@ def test_explain_shows_a_group_and_how_its_credit_was_made(dew, tmp_path):
     assert "\x1b[31m" not in out and "\u202e" not in out  # what a model wrote reaches the terminal as plain text
     _, rows, _ = dew("explain", tmp_path, "--settings", "{compare: row}")
     assert re.search(r"✗ wrong +grpo -0\.707 .* gtpo -\d\.\d{3} to -\d\.\d{3}", rows)
-    code, out, _ = dew("explain", tmp_path, "--answer", 1)
-    assert code == 0 and "+1.100" in out  # alone in O⁺: 1 + .1 · 3/3
 
 
 def test_explain_gives_the_same_numbers_as_json(dew, tmp_path):
@@ -244,8 +242,6 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert "1 of the wrong sign" in out and "±0.900" in out
     _, other, _ = dew("explain", tmp_path / "mine", "--algorithm", "dew")
     assert "advantages of dew:" in other and "of the wrong sign" not in other
-    _, own, _ = dew("explain", tmp_path / "mine", "--answer", 2)
-    assert "r̃ = −(1.0 + 0.5 · x / mean(x))" in own and "wrong sign" in own
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
     code, _, err = dew("explain", tmp_path)
     assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
@@ -270,7 +266,6 @@ def test_black_text_is_readable_on_every_credit():
     [
         (["--step", 9], "Choose one of: 3."),
         (["--group", 5], "Choose one of: 0."),
-        (["--answer", 7], "between 1 and 2"),
         (["--settings", "{alpha2: -1}"], "alpha2=-1"),
     ],
 )

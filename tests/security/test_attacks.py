@@ -382,7 +382,6 @@ def test_commands_show_a_hostile_run_without_a_control_character(hostile_run, ca
 
     for words in (
         ["explain", str(hostile_run)],
-        ["explain", str(hostile_run), "--answer", "1"],
         ["explain", str(hostile_run), "--json"],
         ["report", str(hostile_run), "--out", str(tmp_path / "r.html")],
         ["report", str(tmp_path / "\x1b[2J[link=x]y[/link]")],

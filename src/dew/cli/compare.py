@@ -13,7 +13,7 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
+from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run
 from dew.cli.runs import Child, RunView, live, run_all
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
@@ -51,9 +51,11 @@ def compare(
     Differences from the first algorithm are paired by seed. Further flags are settings of every run: `--max_steps 100`.
     Re-run the same command to resume: finished runs are kept, interrupted ones are resumed.
     """
+    from dew.engines.trl.launch import check_names
+
     run, typed = load_run(recipe, context.args)
     run = without_per_run(run, typed)
-    check_settings(run, typed)
+    check_names(run, typed)
     check_permission(run, typed, untrusted)
     names = _algorithms(algorithms, run.algorithm_settings)
     from dew.compare import compare_runs

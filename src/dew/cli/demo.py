@@ -54,7 +54,7 @@ def demo(
     out.print(f"Report (open in a browser): {page.resolve()}")
     _heading("Next")
     for words, what in (
-        (f"dew explain {results[-1].folder}", "the credit of one group, token by token, with the formula"),
+        (f"dew explain {results[-1].folder}", "the credit of one group, token by token"),
         (f"dew compare {RECIPE} --algorithms {BASELINE},{RULE}", "five seeds of each, paired"),
         (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
     ):

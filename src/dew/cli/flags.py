@@ -108,10 +108,3 @@ def _located(code: Any, folder: Path) -> Any:
     here, beside = file.is_file() and module.endswith(".py"), not file.exists() and (folder / file).is_file()
     found = (file if here else folder / file).resolve()
     return f"{found}:{attribute}" if is_user_function(str(code)) and (here or beside) else code
-
-
-def check_settings(run: Run, typed: Typed) -> None:
-    """Report unknown settings of a TRL run, with the closest known ones, before anything is created."""
-    from dew.engines.trl.launch import check_names
-
-    check_names(run, typed)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from dew.cli.app import app
@@ -70,15 +69,12 @@ def explain(
     source: Annotated[Path, typer.Argument(help="A run folder, a records file, or a JSONL of groups.")],
     step: Annotated[int | None, typer.Option(help="Step (default: of the most informative group).")] = None,
     group: Annotated[int | None, typer.Option(help="Group (default: the most informative one of the step).")] = None,
-    answer: Annotated[int | None, typer.Option(help="Show one answer, counted from 1, with the formula.")] = None,
     algorithm: Annotated[str | None, typer.Option(help="Compute with this algorithm (default: the run's).")] = None,
     settings: Annotated[str | None, typer.Option(help="Compute with these settings, e.g. '{alpha2: 0.2}'.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Explain the credit of every token in a recorded group."""
     chosen = _choose(source, step, group)
-    if answer is not None and not 1 <= answer <= len(chosen.answers):
-        raise ConfigError(f"answer: {answer} is not between 1 and {len(chosen.answers)}.")
     credited, rule = _credit(chosen, algorithm, mapping(settings))
     label = rule.label if rule else chosen.algorithm or "?"
     flipped = _flipped(credited)
@@ -88,10 +84,8 @@ def explain(
         head = {name: getattr(chosen, name) for name in ("step", "group", "prompt", "gold")}
         answers = [a | {"flipped": f} for a, f in zip(answers, flipped, strict=True)]
         print_json({**head, "algorithm": label, "answers": answers})
-    elif answer is None:
-        _show_group(credited, label, flipped)
     else:
-        _show_answer(credited, answer - 1, label, flipped, rule)
+        _show_group(credited, label, flipped)
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
@@ -201,7 +195,7 @@ def _show_group(group: GroupRecord, label: str, flipped: list[list[bool]]) -> No
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
-    scale = _largest(group)
+    scale = max((abs(A) for a in group.answers for A in a.advantage or ()), default=0.0)
     legend = f"advantages of {label}: blue positive, orange negative, full colour = ±{scale:.3f}"
     out.print(Text(f"{legend}; underlined: the wrong sign for its answer\n", style="dim"))
     for i, a in enumerate(group.answers):
@@ -213,48 +207,3 @@ def _show_group(group: GroupRecord, label: str, flipped: list[list[bool]]) -> No
         marked = f"   {sum(flipped[i])} of the wrong sign" if any(flipped[i]) else ""
         out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{ranges}{marked}")
         out.print(Padding(by_credit(a.tokens, a.advantage or (), scale, flipped[i]), (0, 0, 1, 2)))
-    out.print("For one answer with the formula and its numbers, add --answer N.")
-
-
-def _largest(group: GroupRecord) -> float:
-    return max((abs(A) for a in group.answers for A in a.advantage or ()), default=0.0)
-
-
-def _show_answer(group: GroupRecord, i: int, label: str, flipped: list[list[bool]], rule: Any) -> None:
-    """Entropy, shaped reward and advantages of every token of one answer, and the formula behind them."""
-    a, scale = group.answers[i], _largest(group)
-    out.print(f"answer {i + 1}, {'correct' if a.correct else 'wrong'}, in a group of {len(group.answers)}: {label}")
-    if a.shaped is not None and hasattr(rule, "alpha2"):
-        out.print(_formula(rule, a.correct))
-    table = Table(show_edge=False)
-    for head in ("token", "H", "r̃", "A", "A grpo", ""):
-        table.add_column(head, justify="left" if head == "token" else "right")
-    nothing: list[Any] = [None] * len(a.tokens)
-    signals = [x or nothing for x in (a.entropy, a.shaped, a.advantage, a.grpo)]
-    for token, live, flip, H, r, A, base in zip(a.tokens, _live(a), flipped[i], *signals, strict=True):
-        cells: list[Any] = [printable(token), "" if H is None else f"{H:.3f}", "" if r is None else f"{r:+.3f}"]
-        if live:
-            cells += [by_credit([f"{A:+.3f}"], [A], scale), f"{base:+.3f}", "wrong sign" if flip else ""]
-        table.add_row(*cells)
-    out.print(table)
-
-
-def _formula(rule: Any, correct: bool) -> str:
-    side, value, sign = ("correct", "H", "+") if correct else ("wrong", "1/H", "−")
-    over = {
-        "column": f"the {side} answers that have a token at that position",
-        "row": "this answer",
-        "matrix": f"all tokens of the {side} answers",
-        "turn": f"the {side} answers' tokens of the same turn",
-    }[rule.compare]
-    if rule.spread not in ("both", "correct" if correct else "wrong"):
-        shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2}) on every token: entropy weights the other side alone"
-    else:
-        shaped = f"r̃ = {sign}({rule.alpha1} + {rule.alpha2} · x / mean(x)), x = {value}, mean over {over}"
-    pools = {
-        "group": "A = (r̃ − mean)/(std + 1e-4) over the group's tokens, tokens of the other outcome counting as 0",
-        "joint": "A = (r̃ − mean)/(std + 1e-4) over the group's tokens",
-        "sign": "A = (r̃ − mean)/(std + 1e-4) over the tokens of the same outcome",
-        "outcome": "A = GRPO's advantage of the answer · |r̃| / (α₁ + α₂)",
-    }
-    return f"{shaped}\n{pools[rule.pool]}"
