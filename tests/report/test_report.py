@@ -283,10 +283,8 @@ def test_empty_run_has_a_page(tmp_path: Path) -> None:
 # ── other trainers ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def trl_run(folder: Path, *, chat: bool = False) -> Path:
-    """What TRL 1.16 writes with log_completions: a checkpoint's state and a Parquet file per logging step."""
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+def test_trl_run(tmp_path: Path) -> None:
+    """TRL 1.16 writes its curves into each checkpoint."""
     log = [
         {"step": step, "epoch": 0.1 * step, "loss": 0.01, "reward": 0.1 * step, "rewards/accuracy/mean": 0.1 * step,
          "rewards/accuracy/std": 0.2, "completions/mean_length": 80.0, "completions/clipped_ratio": 0.25,
@@ -294,40 +292,16 @@ def trl_run(folder: Path, *, chat: bool = False) -> Path:
         for step in (1, 2)
     ]  # fmt: skip
     for step in (9, 10):
-        checkpoint = folder / f"checkpoint-{step}"
+        checkpoint = tmp_path / f"checkpoint-{step}"
         checkpoint.mkdir(parents=True)
         history = [*log, {"step": 2, "eval_reward": 0.7}]
         (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step, "log_history": history}))
-    (folder / "completions").mkdir()
-
-    def text(x: str) -> Any:
-        return [{"role": "user", "content": x}] if chat else x
-
-    table = {
-        "step": [1] * 4,
-        "prompt": [text("1+1?")] * 2 + [text("2+2?")] * 2,
-        "completion": [text(c) for c in ("2", "3", "four", "5")],
-        "accuracy": [1.0, 0.0, 1.0, 0.0],
-        "format": [0.5, 0.5, 0.0, 0.0],
-        "other_task": [float("nan")] * 4,
-        "advantage": [0.7, -0.7, 0.7, -0.7],
-    }
-    parquet.write_table(arrow.table(table), folder / "completions" / "completions_00001.parquet")
-    return folder
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_trl_run(tmp_path: Path, chat: bool) -> None:
-    found = report_of(build([trl_run(tmp_path / "trl", chat=chat)]))["runs"][0]
+    found = report_of(build([tmp_path]))["runs"][0]
     assert found["kind"] == "trl" and found["facts"]["steps"] == 10
     metrics = found["metrics"]
     assert metrics["step"] == [1, 2] and metrics["reward/accuracy"] == [0.1, 0.2]
     assert metrics["groups/mixed_share"] == pytest.approx([0.6, 0.6])
     assert metrics["length/truncated_share"] == [0.25, 0.25] and metrics["eval/reward"] == [None, 0.7]
-    assert [g["prompt"] for g in found["groups"]] == ["1+1?", "2+2?"]
-    first = found["groups"][0]["answers"]
-    assert [a["tokens"] for a in first] == [["2"], ["3"]] and [a["reward"] for a in first] == [1.5, 0.5]
-    assert [a["correct"] for a in first] == [True, False] and first[1]["advantage"] == [-0.7]
 
 
 def test_records_of_another_trainer(tmp_path: Path) -> None:
@@ -489,7 +463,7 @@ def test_an_alarm_of_several_runs_is_one_finding() -> None:
 
 
 def test_tokens_of_an_arm_are_one_finding() -> None:
-    """In each of two runs one of one groups has one flipped token of four, and three of four near-zero entropies."""
+    """In each of two runs one of one groups has one flipped token of four."""
     right = answer(True, entropy=[0.5, 0.001], advantage=[1.0, -1.0])
     wrong = answer(False, entropy=[0.001, 0.001], advantage=[-1.0, -2.0])
     group = GroupRecord(1, 0, "", [right, wrong])
@@ -498,8 +472,6 @@ def test_tokens_of_an_arm_are_one_finding() -> None:
     assert [(f["kind"], f["text"].split(" recorded")[0], f["link"]) for f in found] == [
         ("bad", "a: 2 of 2", "#groups&with=flipped&by=flipped"),
         ("bad", "b: 1 of 1", "#groups&in=3&with=flipped&by=flipped"),
-        ("note", "a: 75% of the", "#groups&with=all&by=sure"),
-        ("note", "b: 75% of the", "#groups&in=3&with=all&by=sure"),
     ]
     assert "2 tokens, 25.0% of those that train." in found[0]["text"]
 
@@ -603,7 +575,7 @@ def test_view_is_rebuilt_when_the_run_grows_and_kept_when_it_breaks(tmp_path: Pa
 def test_a_report_holds_no_paths_of_the_machine(tmp_path):
     folder = make_run(tmp_path / "run", steps=3, groups=1, size=2)
     run = RunFolder(folder)
-    run.write_run({"model": "/home/me/models/mine", "command": ["/home/me/python", "x.py"], "cwd": "/home/me"})
+    run.write_run({"model": "/home/me/models/mine"})
     page = build([folder])
     assert "/home/me" not in page.with_suffix(".json").read_text()
     assert json.loads(page.with_suffix(".json").read_text())["runs"][0]["facts"]["model"] == "mine"

@@ -59,11 +59,11 @@ def resume(
     untrusted: Untrusted = False,
 ) -> None:
     """Resume a run from its last complete checkpoint. A larger --max_steps extends a finished run."""
+    stay_inside(folder)
     config, on_verl = folder / "config.yaml", (folder / VERL_CONFIG).is_file()
     if not on_verl and (not config.is_file() or "actor_rollout_ref" in read_yaml(config)):  # the second is verl's own
         remedy = "In Python: trainer.train(resume_from_checkpoint=True). With verl itself: trainer.resume_mode=auto."
         raise ConfigError(Problem(f"{folder} is not the output_dir of a run that `dew train` started.", remedy=remedy))
-    stay_inside(folder)
     changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
     (resume_on_verl if on_verl else resume_on_trl)(folder, changed, untrusted)
 

@@ -140,7 +140,5 @@ def _short(values: Sequence[float], digits: int) -> list[float | None] | float |
 
 def _shareable(facts: dict[str, Any]) -> dict[str, Any]:
     """Without the paths of the machine that trained: a report is a file that people pass on."""
-    kept = {key: value for key, value in facts.items() if key not in ("command", "cwd")}
-    if str(kept.get("model", "")).startswith(("/", "~")):
-        kept["model"] = Path(str(kept["model"])).name
-    return kept
+    model = str(facts.get("model", ""))
+    return {**facts, "model": Path(model).name} if model.startswith(("/", "~")) else facts

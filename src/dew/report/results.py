@@ -3,7 +3,7 @@ and findings in words: verdicts, scores that rose or fell, alarms, and what the 
 
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import islice
 from statistics import fmean
@@ -17,9 +17,8 @@ from dew.compare.results import AREA, by_problem, main_scores, read_answers
 from dew.compare.verdicts import TITLES, change_sentence, listed
 from dew.errors import DewError
 from dew.report.readers import Run
-from dew.report.tokens import SURE
 from dew.run.alarms import Alarms
-from dew.run.config import parse_yaml
+from dew.run.config import flat, parse_yaml
 from dew.run.records import Json
 
 METRICS = {
@@ -57,22 +56,14 @@ def settings_of(run: Run) -> tuple[dict[str, str], set[str]]:
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
     facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
-    flat = _flatten(config) | _flatten({k: v for k, v in facts.items() if v is not None}) | _flatten(own)
-    if folder := flat.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
-        flat = {name: value.replace(folder, ".") for name, value in flat.items()}
-    return flat, set(_flatten(own))
+    every = _flatten(config) | _flatten({k: v for k, v in facts.items() if v is not None}) | _flatten(own)
+    if folder := every.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
+        every = {name: value.replace(folder, ".") for name, value in every.items()}
+    return every, set(_flatten(own))
 
 
 def _flatten(x: Any) -> dict[str, str]:
-    return {name: _text(value) for name, value in islice(_entries(x, ""), MAX_SETTINGS)}
-
-
-def _entries(x: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    for key, value in x.items() if isinstance(x, dict) else ():
-        if isinstance(value, dict) and value and depth < 4:
-            yield from _entries(value, f"{prefix}{key}.", depth + 1)
-        else:
-            yield f"{prefix}{key}", value
+    return {name: _text(value) for name, value in islice(flat(x).items(), MAX_SETTINGS)} if isinstance(x, dict) else {}
 
 
 def _text(x: Any) -> str:
@@ -138,7 +129,7 @@ def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arm
 def ends(values: Sequence[float]) -> tuple[float, float]:
     """The means of the first and of the last tenth."""
     tenth = max(1, round(len(values) / 10))
-    return float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
+    return fmean(values[:tenth]), fmean(values[-tenth:])
 
 
 def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
@@ -315,24 +306,21 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
 
 
 def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tuple[str, float, str] | None:
-    """An arm's change of a score: the kind of finding, its size, and a sentence; None if it was not measured twice."""
-    change = _change(runs, arm, row)
+    """An arm's change of a score: the kind of finding, its size, and a sentence; None if it was not measured twice.
+
+    Over problems for a single run that kept its answers, else over seeds.
+    """
+    after, before = ({i: x for i in arm["runs"] if (x := row[when][i]) is not None} for when in ("after", "before"))
+    change, common = None, [i for i in after if i in before]
+    if len(common) == 1 and "task" in row and len(runs) <= MAX_PAIRED:
+        folder = runs[common[0]].folder
+        change = by_problem(answers_of(folder), answers_of(folder, "before"), row["name"])
+    change = change or paired(after, before, arm="after", baseline="before", score=row["name"])
     if change is None:
         return None
     noise = abs(change.value) < 0.05 if change.too_few else change.within_noise
     text = change_sentence(arm["label"] if len(runs) > 1 else runs[0].name, change, score)
     return "note" if noise else "bad" if change.value < 0 else "good", abs(change.value), text
-
-
-def _change(runs: Sequence[Run], arm: Json, row: Json) -> Difference | None:
-    """The change during training: over problems for a single run that kept its answers, else over seeds."""
-    after, before = ({i: x for i in arm["runs"] if (x := row[when][i]) is not None} for when in ("after", "before"))
-    common = [i for i in after if i in before]
-    if len(common) == 1 and "task" in row and len(runs) <= MAX_PAIRED:
-        folder = runs[common[0]].folder
-        if found := by_problem(answers_of(folder), answers_of(folder, "before"), row["name"]):
-            return found
-    return paired(after, before, arm="after", baseline="before", score=row["name"])
 
 
 def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
@@ -350,45 +338,30 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
             raising = [(sum(r in by_run for r in arm["runs"]), arm) for arm in arms]
             counts = [f"{n} of {len(arm['runs'])} runs of {arm['label']}" for n, arm in raising if n]
             also = f" In {listed(counts)}."
-        text = f"{_who(runs, i)}{alarms[0].get('message') or name}{_when(alarms)}{also}"
+        steps = [alarm["step"] for alarm in alarms if isinstance(alarm.get("step"), int)]
+        more = f", and {len(steps) - 1} more, last at step {steps[-1]}" if len(steps) > 1 else ""
+        when = f" (step {steps[0]}{more})" if steps else ""
+        text = f"{_who(runs, i)}{alarms[0].get('message') or name}{when}{also}"
         link = f"#curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
         remedy = str(alarms[0].get("remedy") or "")
         found.append({"kind": "bad", "alarm": name, "text": text, "remedy": remedy, "link": link})
     return found
 
 
-def _when(alarms: Sequence[Json]) -> str:
-    steps = [alarm["step"] for alarm in alarms if isinstance(alarm.get("step"), int)]
-    if not steps:
-        return ""
-    if len(steps) == 1:
-        return f" (step {steps[0]})"
-    return f" (step {steps[0]}, and {len(steps) - 1} more, last at step {steps[-1]})"
-
-
 def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Sequence[Json]]) -> list[Json]:
-    """What the recorded tokens of each arm show."""
+    """Tokens of each arm with credit of the wrong sign."""
     found = []
     for arm in arms if summaries else ():
         groups = [group for i in arm["runs"] for group in summaries[i]]
-        tokens, flipped = (sum(group[name] for group in groups) for name in ("trained", "flipped"))
-        sure = sum(group["sure"] * group["trained"] for group in groups)
-        who = f"{arm['label']}: " if len(runs) > 1 else ""
-        link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
-        if flipped:
+        if flipped := sum(group["flipped"] for group in groups):
+            who = f"{arm['label']}: " if len(runs) > 1 else ""
             text = (
                 f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
-                "credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: "
-                f"{flipped:,} tokens, "
-                f"{100 * flipped / tokens:.1f}% of those that train."
+                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: {flipped:,} tokens, "
+                f"{100 * flipped / sum(group['trained'] for group in groups):.1f}% of those that train."
             )
+            link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
             found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
-        if sure > 0.5 * tokens and any(group["spread"] > 0 for group in groups):
-            text = (
-                f"{who}{100 * sure / tokens:.0f}% of the recorded tokens have an entropy below {SURE:g} nats. "
-                "Weights there compare numbers that are close to rounding noise."
-            )
-            found.append({"kind": "note", "text": text, "link": f"{link}&with=all&by=sure"})
     return found
 
 
