@@ -223,7 +223,6 @@ def record(group: dict[str, Any]) -> None:
     blobs(content_of([Run("r", "records", groups=read_records(path))]))
     with out.capture():
         explain(path)
-        explain(path, answer=1)
 
 
 def run_folder(files: dict[str, str]) -> None:

@@ -17,7 +17,6 @@ from dew.kernels.reference import Head
 
 LOWEST = -1e30
 """Stands for −∞ where a zero weight is multiplied with it: 0 · −1e30 = 0."""
-SKIPS_IGNORED = False
 WIDE_COPIES = 3
 """Tensors in float32 or wider, beside its result, that `gradient_tile` allocates: z, p, dz."""
 

@@ -274,8 +274,7 @@ def _forward(
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, head)
-    direct = backend.SKIPS_IGNORED and save in ("nothing", "scores") and not sum_sq
-    rows = None if direct else _live_rows(targets, weight.shape[0])
+    rows = _live_rows(targets, weight.shape[0])
     x, y = _pick(rows, hidden, targets)
     saved = hidden.new_empty(0)
     with torch.autocast(hidden.device.type, enabled=False):
