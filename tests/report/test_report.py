@@ -27,8 +27,7 @@ from dew.compare.sampling import Sampled
 from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
 from dew.errors import ConfigError, RecordError
-from dew.report import build, build_from_records
-from dew.report.content import content_of
+from dew.report import build, build_from_records, content_of
 from dew.report.readers import Run
 from dew.report.results import arms_of, remarks, rows_of
 from dew.report.serve import View, make_server
@@ -184,7 +183,7 @@ def test_not_all_large_files_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_long_curves_are_thinned_and_keep_rare_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dew.report.content.MAX_STEPS", 5)
+    monkeypatch.setattr("dew.report.MAX_STEPS", 5)
     run = RunFolder(tmp_path)
     for step in range(17):
         run.append_metrics({"step": step, "reward": step / 10} | ({"eval/pass@1": 0.5} if step == 3 else {}))

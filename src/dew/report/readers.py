@@ -54,14 +54,8 @@ def run_folders(folder: Path) -> list[Path]:
     """The folder itself, or, if it is not a run, the runs inside it, up to two levels down."""
     if not folder.is_dir() or _kind(folder):
         return [folder]
-    inside = _subfolders(folder)
-    runs = [inner for inner in inside if _kind(inner)]
-    runs += [inner for place in inside if place not in runs for inner in _subfolders(place) if _kind(inner)]
-    return runs or [folder]
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = [p for pattern in ("[!.]*", "[!.]*/*") for p in sorted(folder.glob(pattern)) if p.is_dir() and _kind(p)]
+    return [p for p in found if p.parent not in found] or [folder]
 
 
 def _kind(folder: Path) -> str | None:

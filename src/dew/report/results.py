@@ -357,8 +357,8 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
             who = f"{arm['label']}: " if len(runs) > 1 else ""
             text = (
                 f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
-                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: {flipped:,} tokens, "
-                f"{100 * flipped / sum(group['trained'] for group in groups):.1f}% of those that train."
+                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: "
+                f"{flipped:,} tokens, {100 * flipped / sum(group['trained'] for group in groups):.1f}% of those that train."
             )
             link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
             found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})

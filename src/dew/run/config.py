@@ -148,14 +148,11 @@ def _scoring(value: Any) -> Scoring | None:
         example = "Write true, false or settings such as {problems: 128, k: 16}."
         raise ConfigError(Problem(f"scores: {value!r} is not understood.", remedy=example))
     check_keys([f"scores.{key}" for key in value], [f"scores.{f.name}" for f in fields(Scoring)])
-    problems = []
-    for key, x in value.items():
-        if key == "temperature" and (type(x) not in (int, float) or not x > 0):
-            problems.append(Problem(f"scores.temperature: {x!r}.", remedy="Give a number above 0."))
-        elif key != "temperature" and x is not None and (type(x) is not int or x < 1):
-            problems.append(Problem(f"scores.{key}: {x!r}.", remedy="Give a whole number of at least 1."))
-    if problems:
-        raise ConfigError(problems)
+    types = {"temperature": (int, float), "max_new_tokens": (int, type(None))}
+    bad = {k: x for k, x in value.items() if type(x) not in types.get(k, (int,)) or (x is not None and not x > 0)}
+    if bad:
+        remedy = "Give a number above 0, a whole one except for the temperature."
+        raise ConfigError([Problem(f"scores.{key}: {x!r}.", remedy=remedy) for key, x in bad.items()])
     return Scoring(**value)
 
 
@@ -252,9 +249,8 @@ class _Representer(SafeRepresenter):
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
     def represent_float(self, data: float) -> Any:
-        node = super().represent_float(data)
-        node.value = re.sub(r"^(-?\d+)e", r"\1.0e", node.value)
-        return node
+        text = super().represent_float(data).value
+        return self.represent_scalar("tag:yaml.org,2002:float", re.sub(r"^(-?\d+)e", r"\1.0e", text))
 
 
 PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w./-]*", re.ASCII | re.IGNORECASE)
