@@ -144,7 +144,6 @@ def _mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _by_token(advantages: Tensor, mask: Tensor) -> Tensor:
-    """One per token, 0 under the mask."""
     if advantages.shape == mask.shape[:-1]:
         advantages = advantages.unsqueeze(-1).expand_as(mask)
     if advantages.shape != mask.shape:

@@ -29,7 +29,6 @@ class Rollouts:
     """The outcome reward of each answer, which decides O⁺ and O⁻."""
 
     tokens: Int[Tensor, "P G T"] | None = None
-    """Token ids, for records."""
 
     logp: Float[Tensor, "P G T"] | None = None
     """Log-probability of each token under the policy that sampled it."""
@@ -65,7 +64,6 @@ class Rollouts:
 
     @property
     def lengths(self) -> Int[Tensor, "P G"]:
-        """Number of live tokens of each answer."""
         return self.mask.sum(-1)
 
     def correct(self, threshold: float = 0.5) -> Bool[Tensor, "P G"]:

@@ -99,7 +99,6 @@ def run_of(**curves: list[float]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("name", "bad", "good"),
     [
-        ("reward", [0.3] * 50, [0.01 * k for k in range(50)]),
         ("entropy", [1.0] * 25 + [0.1] * 25, [1.0] * 25 + [0.5] * 25),
         ("groups/mixed_share", [0.05] * 50, [0.8] * 50),
         ("length/truncated_share", [0.0] * 40 + [0.9] * 10, [0.1] * 50),

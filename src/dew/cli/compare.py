@@ -150,7 +150,6 @@ def train_grid(
 
 
 def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
-    """The process that starts or resumes this run."""
     home = folder / cell.home
     if any(home.glob("checkpoint-*/trainer_state.json")):
         return Child(["resume", str(home)], home)

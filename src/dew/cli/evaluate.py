@@ -174,7 +174,6 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
 
 
 def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
-    """The scores of one model, or of two with their differences."""
     from dew.compare import compare_scores, verdicts
     from dew.compare.results import main_scores
     from dew.compare.verdicts import signed

@@ -82,7 +82,6 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
 
 
 def mapping(text: str | None, flag: str = "--settings", example: str = "{numbers: 3}") -> dict[str, Any]:
-    """The value of a flag that takes settings."""
     value = parse_yaml(f"settings: {text or '{}'}", flag)["settings"]
     if not isinstance(value, dict):
         raise ConfigError(Problem(f"{flag} {text} is not a mapping.", remedy=f"Write e.g. '{example}'."))

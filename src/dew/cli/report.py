@@ -153,7 +153,6 @@ def _credit(group: GroupRecord, name: str | None, changed: dict[str, Any]) -> "t
 
 
 def _rollouts(group: GroupRecord, needed: Sequence[str]) -> "Rollouts":
-    """The group as an algorithm reads it."""
     import torch
 
     from dew import Rollouts

@@ -110,7 +110,6 @@ class RunView:
         return lines
 
     def _new_lines(self, name: str) -> list[dict[str, Any]]:
-        """The complete lines written since the last call."""
         path, end = self.folder.path / name, self._ends.get(name, 0)
         if not path.exists():
             return []
@@ -129,7 +128,6 @@ class RunView:
         return (self.steps - last) * (ended - began) / (last - first)
 
     def line(self) -> str:
-        """The latest step as one plain line."""
         metrics = "  ".join(f"{head} {value}" for head, value in self.metrics().items())
         return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {metrics}"
 
@@ -175,7 +173,6 @@ def clock(seconds: float) -> str:
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, Any]:
-    """The finite numbers of a line."""
     return {key: x for key, x in line.items() if isinstance(x, int | float) and abs(x) < 1e300}
 
 

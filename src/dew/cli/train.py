@@ -263,7 +263,6 @@ def _train_on_verl(launch: "Launch", folder: Path) -> None:
 
 
 def _next_steps(launch: "Launch", folder: Path) -> str:
-    """How to see the report, and how to get a model."""
     merge = merge_command(Path(launch["trainer.default_local_dir"]), folder)
     return f"Report: dew report {folder}\nModel: {merge}"
 

@@ -37,7 +37,6 @@ class Sampling:
 
     @property
     def answers(self) -> int:
-        """Per problem."""
         return 1 if self.greedy else self.k
 
 

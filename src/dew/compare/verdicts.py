@@ -102,7 +102,6 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation."""
     return f"{fmean(values):.3f} ± {stdev(values):.3f}" if len(values) > 1 else f"{fmean(values):.3f}"
 
 
@@ -127,7 +126,6 @@ def difference_table(differences: Sequence[Difference]) -> str:
 
 
 def table_note(differences: Sequence[Difference]) -> str:
-    """How to read `difference_table`."""
     bold = f"p < 0.05 after Holm's correction, with {MIN_SEEDS} seeds or more"
     text = f"Paired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
     if any(d.unit == "problems" for d in differences):

@@ -118,7 +118,6 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
 
 
 def backend_for(impl: str, hidden: Tensor, head: Head) -> ModuleType:
-    """The module that computes the scores."""
     obstacle = _obstacle(hidden, head) if impl != "chunked" else ""
     if impl == "triton" and obstacle:
         remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
@@ -172,7 +171,6 @@ def _live_rows(targets: Tensor, v: int, also: Tensor | None = None) -> Tensor | 
 
 
 def _pick(rows: Tensor | None, *tensors: Any) -> list[Any]:
-    """The selected rows of each tensor."""
     return [t if t is None or rows is None else t[rows] for t in tensors]
 
 
@@ -200,7 +198,6 @@ def _recompute(
     backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None,
     want: Sequence[bool],
 ) -> Gradients:  # fmt: skip
-    """Backward with the scores computed again."""
     (n, d), v = hidden.shape, head.weight.shape[0]
     if n == 0:
         return _empty(hidden, head, want)

@@ -80,7 +80,6 @@ def _fold(z, s, BM: tl.constexpr, BN: tl.constexpr):
 
 @triton.jit
 def _merge(m, r, t, m2, r2, t2, s):
-    """Merge two sets of statistics."""
     top = tl.maximum(m, m2)
     d = (m - top) * s
     d2 = (m2 - top) * s

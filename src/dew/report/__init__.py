@@ -44,7 +44,6 @@ def build_from_records(file: Path, out: Path | None = None) -> Path:
 
 
 def read_content(folders: Sequence[Path]) -> Json:
-    """What the page shows, as in report.json."""
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
     runs = read_runs([run for folder in folders for run in run_folders(folder)])

@@ -44,7 +44,6 @@ class Run:
     scores: list[Json] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     sample: dict[str, Any] = field(default_factory=dict)
-    """How much of the recorded data is included."""
     notices: list[str] = field(default_factory=list)
     """One sentence for each thing that could not be read."""
     folder: Path | None = None
@@ -86,7 +85,6 @@ def read_run(folder: Path, share: int = 1) -> Run:
 
 
 def read_records_file(path: Path) -> Run:
-    """A single file of token records, from any trainer."""
     groups = read_records(path)
     kept = thin(groups, PAGE_TOKENS) or [min(groups, key=cost)]
     sample = {"groups": len(kept), "of": len(groups), "files": 1, "files_of": 1}
@@ -98,7 +96,6 @@ def read_records_file(path: Path) -> Run:
 # ── dew (docs/records.md) ───────────────────────────────────────────────────────────────────────────────────
 
 MAX_CONFIG = 200_000
-"""Characters of config.yaml in the page."""
 
 
 def _dew_run(folder: Path, share: int) -> Run:

@@ -10,14 +10,12 @@ from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
 from dew.compare import Difference, corrected, paired, verdicts
 from dew.compare.results import AREA, by_problem, main_scores, read_answers
 from dew.compare.verdicts import TITLES, change_sentence, listed
 from dew.errors import DewError
 from dew.report.readers import Run
-from dew.run.alarms import Alarms
+from dew.run.alarms import FIRST, Alarms
 from dew.run.config import flat, parse_yaml
 from dew.run.records import Json
 
@@ -127,7 +125,6 @@ def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arm
 
 
 def ends(values: Sequence[float]) -> tuple[float, float]:
-    """The means of the first and of the last tenth."""
     tenth = max(1, round(len(values) / 10))
     return fmean(values[:tenth]), fmean(values[-tenth:])
 
@@ -244,8 +241,6 @@ def _by_seed(runs: Sequence[Run], arm: Json, values: Sequence[float | None]) -> 
 
 # ── findings in words ───────────────────────────────────────────────────────────────────────────────────────
 
-MIN_STEPS = 20
-"""Shorter runs are not checked for a flat reward."""
 MAX_CHECKED = 20_000
 """Steps of all runs that are checked again for alarms: the first and the last ones of each."""
 MAX_PAIRED = 16
@@ -256,7 +251,7 @@ METRIC_OF = {
     "entropy_collapse": "entropy", "entropy_explosion": "entropy", "one_token_takes_all": "credit/top1_share",
     "off_policy": "ratio/abs_log", "sampler_mismatch": "sampler/kl",
     "clipped": "clip/high", "never_clips": "kl/approx", "no_gradient": "grad_norm", "not_finite": "grad_norm",
-    "reward_flat": "reward", "wrong_sign": "credit/flipped_share", "pass_falls": "eval/pass",
+    "wrong_sign": "credit/flipped_share", "pass_falls": "eval/pass",
 }  # fmt: skip
 """Alarm -> the metric that shows it."""
 
@@ -358,7 +353,7 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
             text = (
                 f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
                 f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: "
-                f"{flipped:,} tokens, {100 * flipped / sum(group['trained'] for group in groups):.1f}% of those that train."
+                f"{flipped:,} tokens, {flipped / sum(group['trained'] for group in groups):.1%} of those that train."
             )
             link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
             found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
@@ -366,28 +361,12 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
 
 
 def remarks(metrics: Sequence[Json], alarms: Sequence[Json], most: int = MAX_CHECKED) -> list[Json]:
-    """The first alarm of each rule, checked afterwards (other trainers have no alarms), and a flat reward."""
+    """The first alarm of each rule, checked afterwards: other trainers have no alarms."""
     rules = Alarms()
-    checked = [*metrics[:MIN_STEPS], *metrics[MIN_STEPS:][-most:]]
+    checked = [*metrics[:FIRST], *metrics[FIRST:][-most:]]
     found = [alarm for line in checked for alarm in rules.update(line["step"], line)]
     raised = {str(alarm.get("alarm")) for alarm in alarms}
     first: dict[str, Json] = {}
-    for remark in [*found, *_flat_reward(metrics)]:
-        if remark["alarm"] not in raised:
-            first.setdefault(remark["alarm"], remark)
-    return list(first.values())
-
-
-def _flat_reward(metrics: Sequence[Json]) -> list[Json]:
-    """A remark if the last fifth is not above the first by twice the standard error of the difference."""
-    reward = np.array([m["reward"] for m in metrics if isinstance(m.get("reward"), int | float)], float)
-    if len(reward) < MIN_STEPS:
-        return []
-    fifth = len(reward) // 5
-    first, last = reward[:fifth], reward[-fifth:]
-    error = np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / fifth)
-    if last.mean() - first.mean() > max(2 * error, 1e-9):
-        return []
-    message = f"The reward does not rise: {first.mean():.3f} in the first fifth, {last.mean():.3f} in the last."
-    remedy = "Read some answers under Groups: is the reward right, and are answers both correct and wrong?"
-    return [{"alarm": "reward_flat", "message": message, "remedy": remedy}]
+    for remark in found:
+        first.setdefault(remark["alarm"], remark)
+    return [remark for name, remark in first.items() if name not in raised]

@@ -189,8 +189,6 @@ RULES = (
 
 
 class Alarms:
-    """Checks the rules step by step."""
-
     def __init__(self) -> None:
         self._history = History()
         self._active: set[str] = set()

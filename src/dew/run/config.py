@@ -32,9 +32,7 @@ class Scoring:
     """How a run is evaluated before and after training, on held-out problems."""
 
     problems: int = 128
-    """Number of held-out problems."""
     k: int = 16
-    """Answers per problem."""
     temperature: float = 1.0
     max_new_tokens: int | None = None
     """Maximum new tokens per answer; None: the run's max_completion_length."""
@@ -45,13 +43,10 @@ class Run:
     """The config of a run. `settings` holds the engine's keys under TRL's names, `verl` the keys only verl has."""
 
     engine: str = "trl"
-    """trl or verl."""
     task: str | None = None
     """countdown, chain, a named data set, or a file of problems; None where `dataset_name` is used instead."""
     task_settings: Settings = field(default_factory=dict)
-    """Settings of the task, e.g. {numbers: 3}."""
     problems: int = 4096
-    """Number of training problems taken from the task."""
     verifier: str | None = None
     """Name of the verifier; None: the task's own."""
     scores: Scoring | None = None
@@ -61,7 +56,6 @@ class Run:
     env: Settings = field(default_factory=dict)
     """Environment variables to set before training, as in TRL's files."""
     settings: Settings = field(default_factory=dict)
-    """All other keys, for the engine."""
     source: str | None = None
     """The file the config was read from, for messages."""
 
@@ -70,7 +64,6 @@ class Run:
 
     @property
     def algorithm_settings(self) -> Settings:
-        """algorithm_kwargs as a mapping."""
         return algorithm_settings(self.settings.get("algorithm_kwargs"))
 
     def to_dict(self) -> Settings:
@@ -191,7 +184,6 @@ def find_model(name: str, setting: str = "model_name_or_path") -> str:
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
 
 MAX_SIZE = 200_000
-"""Characters of a config file."""
 
 
 class _Constructor(SafeConstructor):
@@ -203,7 +195,6 @@ for _tag in ("timestamp", "value"):
 
 
 def read_yaml(path: str | Path) -> Settings:
-    """The mapping in a YAML file."""
     path = Path(path)
     try:
         text = read_whole(path, 4 * MAX_SIZE).decode("utf-8-sig")
