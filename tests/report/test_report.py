@@ -504,17 +504,6 @@ def test_the_wrong_sign_is_that_of_dew_credit() -> None:
         assert np.sign(above_mean(group)).tolist() == group_relative(rewards).sign().tolist()
 
 
-def test_credit_over_training_by_step() -> None:
-    early = GroupRecord(
-        1, 0, "", [answer(True, "x" * 10, entropy=[0.001] * 5 + [1.0] * 5, advantage=[1.0] * 5 + [3.0] * 5)]
-    )
-    late = GroupRecord(9, 0, "", [answer(False, advantage=[1.0, -1.0], entropy=[1.0, 1.0])])
-    first, second = statistics([early, late])["periods"]
-    assert (first["from"], first["to"]) == (1, 1)
-    assert first["deciles"]["correct"]["shares"] == pytest.approx([0.05] * 5 + [0.15] * 5)
-    assert (second["from"], second["deciles"]) == (9, {})
-
-
 def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
     odd = [1e-320, -1e300, 0.0, float("nan"), 0.123456]
     write_records(tmp_path, 1, [GroupRecord(1, 0, "", [answer(True, "abcde", entropy=odd, advantage=odd)])])
