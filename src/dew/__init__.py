@@ -44,7 +44,3 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'dew' has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, "dew.algorithms")), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]

@@ -143,7 +143,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["compare", "tiny/countdown", "--out", "a_run"], 1, "Choose another folder with --out.\n"),
         (["report"], 1, "dew report runs/NAME"),
         (["report", ".", "--records", "x.jsonl"], 1, "run folders or --records, not both"),
-        (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
+        (["recipes", "copy", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
         (["train", "tiny/countdown", "--algorithm", "gtop"], 1, "Did you mean 'gtpo'"),
         (["train", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
         (["train", "tiny/countdown", "--engine", "openrlhf"], 1, "trl or verl"),
@@ -190,11 +190,9 @@ def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
 
 
 # ---- recipes -----------------------------------------------------------------------------------
-def test_recipes_are_listed_shown_and_copied(dew, tmp_path):
+def test_recipes_are_listed_and_copied(dew, tmp_path):
     code, listed, _ = dew("recipes")
     assert code == 0 and "tiny/countdown" in listed
-    _, shown, _ = dew("recipes", "show", "tiny/countdown")
-    assert shown.strip() == (ROOT / "recipes/tiny/countdown.yaml").read_text().strip()
     code, _, _ = dew("recipes", "copy", "tiny/countdown", tmp_path)
     assert code == 0 and read_run(tmp_path / "countdown.yaml").task == "countdown"
     code, _, err = dew("recipes", "copy", "tiny/countdown", tmp_path)
@@ -215,8 +213,6 @@ def test_explain_shows_a_group(dew, tmp_path):
     assert code == 0 and "✓ correct   advantage +0.500 to +1.000" in out and "✗ wrong" in out
     assert out.count("3+5=8") == 1
     assert "\x1b[31m" not in out and "\u202e" not in out  # what a model wrote reaches the terminal as plain text
-    answers = json.loads(dew("explain", tmp_path, "--json")[1])["answers"]
-    assert answers[0]["advantage"] == [1.0, 0.5] and answers[1]["flipped"] == [False, False]
 
 
 def test_explain_shows_what_the_run_recorded(dew, tmp_path):

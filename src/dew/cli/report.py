@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from dew.cli.app import app
-from dew.cli.console import by_credit, out, print_json, printable
+from dew.cli.console import by_credit, out, printable
 from dew.errors import ConfigError, Problem, RecordError
 from dew.files import stay_inside
 from dew.run.folder import RunFolder
@@ -65,23 +65,13 @@ def explain(
     source: Annotated[Path, typer.Argument(help="A run folder, a records file, or a JSONL of groups.")],
     step: Annotated[int | None, typer.Option(help="Step (default: of the most informative group).")] = None,
     group: Annotated[int | None, typer.Option(help="Group (default: the most informative one of the step).")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the recorded credit of every token in a group."""
-    chosen = _choose(source, step, group)
-    if json:
-        names = ("correct", "tokens", "entropy", "advantage", "grpo", "shaped")
-        answers = [{name: getattr(a, name) for name in names} for a in chosen.answers]
-        answers = [a | {"flipped": f} for a, f in zip(answers, _flipped(chosen), strict=True)]
-        head = {name: getattr(chosen, name) for name in ("step", "group", "prompt", "gold", "algorithm")}
-        print_json({**head, "answers": answers})
-    else:
-        _show_group(chosen, _flipped(chosen))
+    _show_group(_choose(source, step, group))
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
-    """The most informative of the groups of a step, or with a number, or of all, as the page of `dew report` sorts
-    them."""
+    """The most informative of the groups of a step, or with a number, or of all."""
     from dew.report.tokens import summary
 
     groups = _read(source, step)
@@ -129,7 +119,8 @@ def _flipped(group: GroupRecord) -> list[list[bool]]:
     ]
 
 
-def _show_group(group: GroupRecord, flipped: list[list[bool]]) -> None:
+def _show_group(group: GroupRecord) -> None:
+    flipped = _flipped(group)
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")

@@ -267,9 +267,6 @@ def _next_steps(launch: "Launch", folder: Path) -> str:
     return f"Report: dew report {folder}\nModel: {merge}"
 
 
-# ── export ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],

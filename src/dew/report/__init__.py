@@ -66,9 +66,6 @@ def _write(content: Json, out: Path | None, folder: Path) -> Path:
     return write_report(content, out if out.suffix == ".html" else out.with_name(f"{out.name}.html"))
 
 
-# ── content ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def content_of(runs: Sequence[Run]) -> Json:
     """Tasks of a study have results of their own, since their scores cannot be compared."""
     summaries = [[summary(group) for group in run.groups] for run in runs]

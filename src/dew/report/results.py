@@ -124,11 +124,6 @@ def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arm
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ends(values: Sequence[float]) -> tuple[float, float]:
-    tenth = max(1, round(len(values) / 10))
-    return fmean(values[:tenth]), fmean(values[-tenth:])
-
-
 def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
     """Scores, then metrics: {name, note, link, before, after, low, high (one per run), differences}.
 
@@ -188,8 +183,9 @@ def _metric_rows(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
         row = _row(runs, name, METRICS.get(name, "held-out problems, during training"))
         for i, run in enumerate(runs):
             if values := _values(run, name):
-                first, row["after"][i] = ends(values)
-                row["before"][i] = first if len(values) > 1 else None
+                tenth = max(1, round(len(values) / 10))  # the means of the first and of the last tenth
+                row["after"][i] = fmean(values[-tenth:])
+                row["before"][i] = fmean(values[:tenth]) if len(values) > 1 else None
         if any(x is not None for x in row["after"]):
             rows.append(row)
     same = [r for r in rows if r["name"] == "reward" and any(r["after"] == q["after"] for q in rows if q is not r)]
@@ -219,7 +215,8 @@ def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[D
         if reference is arm:
             continue
         names = {"arm": arm["label"], "baseline": reference["label"]}
-        both = [_by_seed(runs, a, row["after"]) for a in (arm, reference)]
+        seeds = {i: str(run.facts.get("seed", i)) for i, run in enumerate(runs)}
+        both = [{seeds[i]: x for i in a["runs"] if (x := row["after"][i]) is not None} for a in (arm, reference)]
         if len(both[0].keys() & both[1].keys()) > 1:
             found.append(paired(*both, score=row["name"], task=row.get("task", ""), **names))
         elif "task" in row and len(reference["runs"]) == len(arm["runs"]) == 1:
@@ -235,25 +232,12 @@ def _reference(arms: Sequence[Json], arm: Json) -> Json:
     return rate[0] if rate and rate[0] is not arm else same[0]
 
 
-def _by_seed(runs: Sequence[Run], arm: Json, values: Sequence[float | None]) -> dict[str, float]:
-    return {str(runs[i].facts.get("seed", i)): x for i in arm["runs"] if (x := values[i]) is not None}
-
-
 # ── findings in words ───────────────────────────────────────────────────────────────────────────────────────
 
 MAX_CHECKED = 20_000
 """Steps of all runs that are checked again for alarms: the first and the last ones of each."""
 MAX_PAIRED = 16
 """Runs whose evaluated answers are read, to pair scores by problem."""
-
-METRIC_OF = {
-    "never_correct": "accuracy", "no_signal": "groups/mixed_share", "truncated": "length/truncated_share",
-    "entropy_collapse": "entropy", "entropy_explosion": "entropy", "one_token_takes_all": "credit/top1_share",
-    "off_policy": "ratio/abs_log", "sampler_mismatch": "sampler/kl",
-    "clipped": "clip/high", "never_clips": "kl/approx", "no_gradient": "grad_norm", "not_finite": "grad_norm",
-    "wrong_sign": "credit/flipped_share", "pass_falls": "eval/pass",
-}  # fmt: skip
-"""Alarm -> the metric that shows it."""
 
 
 def findings_of(
@@ -337,9 +321,8 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
         more = f", and {len(steps) - 1} more, last at step {steps[-1]}" if len(steps) > 1 else ""
         when = f" (step {steps[0]}{more})" if steps else ""
         text = f"{_who(runs, i)}{alarms[0].get('message') or name}{when}{also}"
-        link = f"#curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
         remedy = str(alarms[0].get("remedy") or "")
-        found.append({"kind": "bad", "alarm": name, "text": text, "remedy": remedy, "link": link})
+        found.append({"kind": "bad", "alarm": name, "text": text, "remedy": remedy, "link": "#curves"})
     return found
 
 

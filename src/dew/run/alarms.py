@@ -1,9 +1,4 @@
-"""Alarms: rules over a run's metrics, each with one condition, one message and one remedy.
-
-    alarms = Alarms()
-    for step, metrics in ...:                       # names as in docs/metrics.md
-        for alarm in alarms.update(step, metrics):  # {"step", "alarm", "message", "remedy", "value", "threshold"}
-            ...
+"""Alarms: rules over a run's metrics (docs/metrics.md), each with one condition, one message and one remedy.
 
 A rule fires once when its condition starts, and can fire again after the condition has ended. Does not need torch.
 """
