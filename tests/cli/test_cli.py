@@ -104,10 +104,6 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
     assert set(group.commands) == set(COMMANDS), "every command is in a section of the help"
 
 
-def test_the_package_is_typed_and_the_marker_is_packaged():
-    assert (ROOT / "src/dew/py.typed").is_file() and 'packages = ["src/dew"]' in (ROOT / "pyproject.toml").read_text()
-
-
 # ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "code", "says"),

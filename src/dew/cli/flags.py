@@ -26,8 +26,7 @@ Typed = dict[str, str]
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe with the settings typed on the command line, and these settings."""
     if config.is_dir():
-        others = f"To resume a run: dew resume {config}; to compare runs: dew report RUN RUN"
-        advice = f"Give a YAML file or a recipe name. {others}"
+        advice = f"Give a YAML file or a recipe. To resume: dew resume {config}; to compare runs: dew report RUN RUN"
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else get(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)
