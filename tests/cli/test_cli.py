@@ -121,6 +121,7 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
         (["train", "tiny/countdown", "--model_name_or_path", "nowhere"], 1, "model_name_or_path: 'nowhere' cannot be"),
         (["train", "tiny/countdown", "--model_name_or_path", "a_run"], 1, "'a_run' is not a model folder"),
         (["train", "no_data.yaml", "--use_cpu"], 1, "nothing to train on"),
+        (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], 1, "gapo"),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
         (["resume", "nowhere"], 1, "not the output_dir of a run"),
         (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),

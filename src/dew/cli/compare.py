@@ -51,10 +51,10 @@ def compare(
     Differences from the first algorithm are paired by seed. Further flags are settings of every run: `--max_steps 100`.
     Re-run the same command to resume: finished runs are kept, interrupted ones are resumed.
     """
-    from dew.engines.trl.launch import check_names
-
     run, typed = load_run(recipe, context.args)
     run = without_per_run(run, typed)
+    from dew.engines.trl.launch import check_names
+
     check_names(run, typed)
     check_permission(run, typed, untrusted)
     names = _algorithms(algorithms, run.algorithm_settings)
@@ -82,7 +82,6 @@ def compare(
         print_json(content)
         return
     out.print(f"\n{text}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}")
-    out.print("The page shows the verdicts, the curves of all arms, and the credit of every recorded token.")
 
 
 def _algorithms(text: str, settings: Mapping[str, Any] | None = None) -> dict[str, str]:

@@ -1,7 +1,6 @@
 """`dew report`, `dew view` and `dew explain`: runs as an HTML page, as a page during training, in the terminal."""
 
 import webbrowser
-from collections.abc import Sequence
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,7 +14,7 @@ from dew.cli.console import by_credit, out, printable
 from dew.errors import ConfigError, Problem, RecordError
 from dew.files import stay_inside
 from dew.run.folder import RunFolder
-from dew.run.records import AnswerRecord, GroupRecord, read_records, record_path
+from dew.run.records import GroupRecord, read_records, record_path
 
 if TYPE_CHECKING:
     pass
@@ -105,35 +104,22 @@ def _read(source: Path, step: int | None) -> list[GroupRecord]:
     return groups
 
 
-def _live(answer: AnswerRecord) -> Sequence[bool]:
-    return answer.live or [True] * len(answer.tokens)
-
-
-def _flipped(group: GroupRecord) -> list[list[bool]]:
-    """Trained tokens with credit of the wrong sign."""
+def _show_group(group: GroupRecord) -> None:
     from dew.report.tokens import above_mean
 
-    return [
-        [live and A * above < 0 for live, A in zip(_live(a), a.advantage or [0.0] * len(a.tokens), strict=True)]
-        for a, above in zip(group.answers, above_mean(group).tolist(), strict=True)
-    ]
-
-
-def _show_group(group: GroupRecord) -> None:
-    flipped = _flipped(group)
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
     scale = max((abs(A) for a in group.answers for A in a.advantage or ()), default=0.0)
     legend = f"advantages of {group.algorithm or 'the run'}: blue positive, orange negative, full colour = ±{scale:.3f}"
     out.print(Text(f"{legend}; underlined: the wrong sign for its answer\n", style="dim"))
-    for i, a in enumerate(group.answers):
-        ranges = ""
+    for number, (a, above) in enumerate(zip(group.answers, above_mean(group).tolist(), strict=True), start=1):
+        live, credit = a.live or [True] * len(a.tokens), a.advantage or [0.0] * len(a.tokens)
+        flipped = [trains and A * above < 0 for trains, A in zip(live, credit, strict=True)]
+        line = f"{number} {'✓ correct' if a.correct else '✗ wrong  '}"
         for name, values in (("grpo", a.grpo), (group.algorithm or "advantage", a.advantage)):
-            if live := list(compress(values or (), _live(a))):
-                low, high = (f"{end(live):+.3f}" for end in (min, max))
-                ranges += f"   {name} {low if low == high else f'{low} to {high}'}"
-        marked = f"   {sum(flipped[i])} of the wrong sign" if any(flipped[i]) else ""
-        out.print(f"{i + 1} {'✓ correct' if a.correct else '✗ wrong  '}{ranges}{marked}")
-        credit = a.advantage or [0.0] * len(a.tokens)
-        out.print(Padding(by_credit(a.tokens, credit, scale, flipped[i]), (0, 0, 1, 2)))
+            if trained := list(compress(values or (), live)):
+                low, high = (f"{end(trained):+.3f}" for end in (min, max))
+                line += f"   {name} {low if low == high else f'{low} to {high}'}"
+        out.print(line + f"   {sum(flipped)} of the wrong sign" * any(flipped))
+        out.print(Padding(by_credit(a.tokens, credit, scale, flipped), (0, 0, 1, 2)))

@@ -201,8 +201,6 @@ def _lines(path: Path, file: Any) -> RawRows:
 
 def _json(path: Path, file: Any) -> RawRows:
     value = json.loads(_limited(path, file.read(MAX_BYTES + 1)))
-    if isinstance(value, dict):
-        value = next((rows for rows in value.values() if isinstance(rows, list)), [])
     if not isinstance(value, list):
         raise ConfigError(f"{path}: a {type(value).__name__}, not a list of rows.")
     return _numbered(path.name, value)
