@@ -6,27 +6,15 @@ dew.credit, dew.losses, dew.kernels                        functions of tensors
 dew.engines.trl.DewTrainer                                 TRL's GRPOTrainer with any of these algorithms
 """
 
+# ruff: noqa: F403, F405
+
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from dew.algorithms import (
-        DAPO,
-        DEW,
-        GRPO,
-        GRPOS,
-        GSPO,
-        GTPO,
-        Algorithm,
-        DrGRPO,
-        EntropyAdvantage,
-        ForkingTokens,
-        get_algorithm,
-        list_algorithms,
-        register_algorithm,
-    )
+    from dew.algorithms import *
     from dew.errors import DewError
     from dew.rollouts import Rollouts
 
@@ -56,7 +44,3 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'dew' has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, "dew.algorithms")), name)
-
-
-def __dir__() -> list[str]:
-    return [*__all__, "__version__"]

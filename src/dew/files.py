@@ -63,7 +63,6 @@ def remove(path: Path) -> None:
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """The bytes of a regular file of at most `most` bytes."""
     if not is_plain(path):
         raise RecordError(f"{path} is a {'folder' if path.is_dir() else 'pipe or a device'}, not a regular file.")
     if path.stat().st_size > most:

@@ -149,12 +149,9 @@ def _mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _by_token(advantages: Tensor, mask: Tensor) -> Tensor:
-    """One per token, 0 under the mask."""
     if advantages.shape == mask.shape[:-1]:
         advantages = advantages.unsqueeze(-1).expand_as(mask)
     if advantages.shape != mask.shape:
-        raise ShapeError(
-            f"advantages have shape {tuple(advantages.shape)}, expected one per token {tuple(mask.shape)} "
-            f"or one per answer {tuple(mask.shape[:-1])}."
-        )
+        expected = f"one per token {tuple(mask.shape)} or one per answer {tuple(mask.shape[:-1])}"
+        raise ShapeError(f"advantages have shape {tuple(advantages.shape)}, expected {expected}.")
     return torch.where(mask, advantages.detach(), 0)

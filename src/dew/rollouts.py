@@ -29,7 +29,6 @@ class Rollouts:
     """The outcome reward of each answer, which decides O⁺ and O⁻."""
 
     tokens: Int[Tensor, "P G T"] | None = None
-    """Token ids, for records."""
 
     logp: Float[Tensor, "P G T"] | None = None
     """Log-probability of each token under the policy that sampled it."""
@@ -65,7 +64,6 @@ class Rollouts:
 
     @property
     def lengths(self) -> Int[Tensor, "P G"]:
-        """Number of live tokens of each answer."""
         return self.mask.sum(-1)
 
     def correct(self, threshold: float = 0.5) -> Bool[Tensor, "P G"]:
@@ -91,7 +89,8 @@ class Rollouts:
         given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
         _check_shapes(mask, given, "(B, T)", "(B,)")
         names = group.tolist() if isinstance(group, Tensor) else list(group)
-        ids = _dense_ids(names, mask.device)
+        seen: dict[Hashable, int] = {}
+        ids = torch.tensor([seen.setdefault(i, len(seen)) for i in names], dtype=torch.long, device=mask.device)
         if len(ids) != len(mask):
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
         if len(ids) == 0:
@@ -133,12 +132,6 @@ def _check_shapes(mask: Tensor, tensors: Mapping[str, Tensor | None], by_token: 
             problems.append(f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}.")
     if problems:
         raise ShapeError("\n".join(problems))
-
-
-def _dense_ids(ids: Sequence[Hashable], device: torch.device) -> Tensor:
-    """0, 1, 2, ... in the order in which the ids first appear."""
-    seen: dict[Hashable, int] = {}
-    return torch.tensor([seen.setdefault(i, len(seen)) for i in ids], dtype=torch.long, device=device)
 
 
 def _rows_by_group(ids: Tensor) -> Tensor:

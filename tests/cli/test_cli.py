@@ -104,10 +104,6 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
     assert set(group.commands) == set(COMMANDS), "every command is in a section of the help"
 
 
-def test_the_package_is_typed_and_the_marker_is_packaged():
-    assert (ROOT / "src/dew/py.typed").is_file() and 'packages = ["src/dew"]' in (ROOT / "pyproject.toml").read_text()
-
-
 # ---- errors ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("words", "code", "says"),
@@ -125,8 +121,9 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["train", "tiny/countdown", "--model_name_or_path", "nowhere"], 1, "model_name_or_path: 'nowhere' cannot be"),
         (["train", "tiny/countdown", "--model_name_or_path", "a_run"], 1, "'a_run' is not a model folder"),
         (["train", "no_data.yaml", "--use_cpu"], 1, "nothing to train on"),
+        (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], 1, "gapo"),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
-        (["resume", "nowhere"], 1, "output_dir of a run"),
+        (["resume", "nowhere"], 1, "not the output_dir of a run"),
         (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),
         (["eval", "a_folder"], 1, "a_folder' is not a model folder. It has no config.json"),
         (["eval", "a_file.json"], 1, "not a file that `dew eval --keep` wrote"),
@@ -143,7 +140,7 @@ def test_the_package_is_typed_and_the_marker_is_packaged():
         (["compare", "tiny/countdown", "--out", "a_run"], 1, "Choose another folder with --out.\n"),
         (["report"], 1, "dew report runs/NAME"),
         (["report", ".", "--records", "x.jsonl"], 1, "run folders or --records, not both"),
-        (["recipes", "show", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
+        (["recipes", "copy", "tiny/cuntdown"], 1, "Did you mean 'tiny/countdown'"),
         (["train", "tiny/countdown", "--algorithm", "gtop"], 1, "Did you mean 'gtpo'"),
         (["train", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
         (["train", "tiny/countdown", "--engine", "openrlhf"], 1, "trl or verl"),
@@ -190,11 +187,9 @@ def test_kept_answers_are_compared_without_their_models(dew, tmp_path):
 
 
 # ---- recipes -----------------------------------------------------------------------------------
-def test_recipes_are_listed_shown_and_copied(dew, tmp_path):
+def test_recipes_are_listed_and_copied(dew, tmp_path):
     code, listed, _ = dew("recipes")
     assert code == 0 and "tiny/countdown" in listed
-    _, shown, _ = dew("recipes", "show", "tiny/countdown")
-    assert shown.strip() == (ROOT / "recipes/tiny/countdown.yaml").read_text().strip()
     code, _, _ = dew("recipes", "copy", "tiny/countdown", tmp_path)
     assert code == 0 and read_run(tmp_path / "countdown.yaml").task == "countdown"
     code, _, err = dew("recipes", "copy", "tiny/countdown", tmp_path)
@@ -209,53 +204,29 @@ def test_every_recipe_opens_with_what_it_needs(path):
 
 
 # ---- explain -----------------------------------------------------------------------------------
-def test_explain_shows_a_group_and_how_its_credit_was_made(dew, tmp_path):
+def test_explain_shows_a_group(dew, tmp_path):
     write_records(tmp_path, 3, [group()])
     code, out, _ = dew("explain", tmp_path)
-    assert code == 0 and "✓ correct" in out and "✗ wrong" in out and out.count("3+5=8") == 1
-    assert "grpo +0.707   gtpo" in out  # r = 1, 0: (1 - .5) / (√½ + 1e-4); the same for all tokens of an answer
+    assert code == 0 and "✓ correct   advantage +0.500 to +1.000" in out and "✗ wrong" in out
+    assert out.count("3+5=8") == 1
     assert "\x1b[31m" not in out and "\u202e" not in out  # what a model wrote reaches the terminal as plain text
-    _, rows, _ = dew("explain", tmp_path, "--settings", "{compare: row}")
-    assert re.search(r"✗ wrong +grpo -0\.707 .* gtpo -\d\.\d{3} to -\d\.\d{3}", rows)
-    code, out, _ = dew("explain", tmp_path, "--answer", 1)
-    assert code == 0 and "+1.100" in out  # alone in O⁺: 1 + .1 · 3/3
-
-
-def test_explain_gives_the_same_numbers_as_json(dew, tmp_path):
-    write_records(tmp_path, 3, [group()])
-    _, out, _ = dew("explain", tmp_path, "--json", "--settings", "{compare: row}")
-    answers = json.loads(out)["answers"]
-    # ✓ mean(1, 3) = 2 -> 1 + .1/2, 1 + .3/2
-    assert answers[0]["shaped"] == pytest.approx([1.05, 1.15])
-    assert all(x > 0 for x in answers[0]["advantage"]) and all(x < 0 for x in answers[1]["advantage"])
 
 
 def test_explain_shows_what_the_run_recorded(dew, tmp_path):
-    """Its own algorithm, settings and advantages; the most telling group of all steps; tokens of the wrong sign."""
+    """Its algorithm and advantages; the most telling group of all steps; tokens of the wrong sign."""
     dull, telling = group(), group(number=1)
     recorded = [replace(telling.answers[0], advantage=[0.9, 0.1]), replace(telling.answers[1], advantage=[-0.5, 0.25])]
-    telling = replace(telling, answers=recorded, algorithm="gtpo", settings={"alpha2": 0.5, "pool": "joint"})
+    telling = replace(telling, answers=recorded, algorithm="gtpo")
     write_records(tmp_path / "mine", 3, [dull, telling])
     write_records(tmp_path / "mine", 5, [replace(dull, step=5)])
     code, out, _ = dew("explain", tmp_path / "mine", "--step", 5)
     assert code == 0 and "step 5, group 0" in out
     code, out, _ = dew("explain", tmp_path / "mine")
-    assert code == 0 and "group 1" in out and "gtpo(pool=joint,alpha2=0.5)" in out and "gtpo +0.100 to +0.900" in out
+    assert code == 0 and "group 1" in out and "advantages of gtpo:" in out and "gtpo +0.100 to +0.900" in out
     assert "1 of the wrong sign" in out and "±0.900" in out
-    _, other, _ = dew("explain", tmp_path / "mine", "--algorithm", "dew")
-    assert "advantages of dew:" in other and "of the wrong sign" not in other
-    _, own, _ = dew("explain", tmp_path / "mine", "--answer", 2)
-    assert "r̃ = −(1.0 + 0.5 · x / mean(x))" in own and "wrong sign" in own
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
     code, _, err = dew("explain", tmp_path)
     assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
-
-
-def test_explain_names_the_signal_that_another_algorithm_needs(dew, tmp_path):
-    answers = [replace(a, logp=[-0.1, -0.2]) for a in group().answers]
-    write_records(tmp_path, 3, [replace(group(), answers=answers)])
-    assert dew("explain", tmp_path, "--algorithm", "clip_cov")[0] == 0
-    assert "sum_sq was not recorded" in dew("explain", tmp_path, "--algorithm", "otb")[2]
 
 
 def test_black_text_is_readable_on_every_credit():
@@ -270,8 +241,6 @@ def test_black_text_is_readable_on_every_credit():
     [
         (["--step", 9], "Choose one of: 3."),
         (["--group", 5], "Choose one of: 0."),
-        (["--answer", 7], "between 1 and 2"),
-        (["--settings", "{alpha2: -1}"], "alpha2=-1"),
     ],
 )
 def test_explain_lists_what_was_recorded(dew, tmp_path, words, says):

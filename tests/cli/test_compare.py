@@ -77,20 +77,6 @@ def test_runs_at_a_time(flags, expected, tmp_path, monkeypatch):
     assert isinstance(CliRunner().invoke(app, words).exception, Enough)
 
 
-# As it is typed
-
-
-def test_mistakes_are_named_before_anything_runs(dew, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for words, says in (
-        (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], "gapo"),
-        (["compare", "nowhere.yaml"], "no config file or recipe"),
-    ):
-        code, _, err = dew(*words)
-        assert code == 1 and says in err
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_a_comparison_killed_half_way_resumes(tmp_path):
     words = ["compare", "tiny/countdown", "--algorithms", "gtpo,grpo", "--seeds", "1", "--parallel", "1", "--out", "c"]

@@ -1,4 +1,4 @@
-"""`dew demo`: its findings, its folder, and its child processes."""
+"""`dew demo`, and training in child processes."""
 
 import os
 import signal
@@ -13,48 +13,8 @@ import typer
 
 from dew.cli import demo
 from dew.cli.runs import Child, run_all
-from dew.compare import read_result
-from dew.compare.sampling import Sampled, Sampling
-from dew.compare.scores import ScoredProblem as Problem
-from dew.compare.scores import Scores
 from dew.errors import ConfigError, EngineError
-from dew.rewards import Verdict
 from dew.run.folder import RunFolder, lock
-
-RIGHT, WRONG = Verdict("correct", "7"), Verdict("wrong", "8")
-
-
-def scores_of(groups: list[list[Verdict]]) -> Scores:
-    problems = [
-        Problem(f"{i}?", "7", [Sampled(v.extracted or "", 1, False) for v in group], group)
-        for i, group in enumerate(groups)
-    ]
-    return Scores("sums", "by hand", Sampling(k=len(groups[0])), problems, seconds=1.0)
-
-
-NONE, ALL = scores_of([[WRONG, WRONG]] * 40), scores_of([[RIGHT, RIGHT]] * 40)
-HALF = scores_of([[RIGHT, WRONG]] * 40)
-
-
-# Findings
-
-
-def result(folder, arm, before, after):
-    RunFolder(folder).write_run({"algorithm": arm, "seed": 0})
-    RunFolder(folder).append_metrics({"step": 1, "accuracy": after["pass@1"].value})
-    RunFolder(folder).write_scores([{"when": "after", **after.summary()}])
-    before.write(folder / "answers-before.json")
-    after.write(folder / "answers-after.json")
-    return read_result(folder)
-
-
-def test_each_run_is_compared_with_its_start(tmp_path):
-    narrow = scores_of([[RIGHT, RIGHT]] * 20 + [[WRONG, WRONG]] * 20)
-    runs = [result(tmp_path / "dapo", "dapo", HALF, narrow), result(tmp_path / "dew", "dew", NONE, ALL)]
-    lines = demo.changes(runs)
-    assert "dapo: pass@1 rose by 0.0 points" in lines[0] and "within noise" in lines[0]
-    assert "dapo: pass@2 fell by 50.0 points" in lines[1] and "less diverse" in lines[1]
-    assert lines[2].startswith("dew: pass@1 rose by 100.0 points") and "noise" not in lines[2]
 
 
 def test_what_many_seeds_say_is_read_from_the_file():

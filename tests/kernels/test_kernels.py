@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dew.errors import ConfigError, DewError, ShapeError
 from dew.kernels import chunked, linear, linear_logprob_entropy
 from operator_cases import *  # noqa: F403
-from operator_cases import Backend, problem, run
+from operator_cases import Backend, assert_near, doubles, problem, run
 
 SHAPES = [(1, 1, 1), (1, 5, 2), (7, 3, 1), (13, 25, 50), (33, 17, 123), (52, 50, 257)]
 
@@ -201,6 +201,18 @@ def test_vocabulary_order_does_not_matter(seed):
 
 
 # Edges.
+
+
+def test_scores_of_minus_infinity():
+    """They do not enter the entropy; such a target has log-probability −∞ and finite gradients."""
+    hidden, weight, _, b = problem(6, 16, 300, torch.float32, scale=0.3, bias=True)
+    b[::2] = b[:260] = -math.inf
+    targets, g = torch.tensor([299, 299, 299, 2, 299, 299]), torch.ones(6)
+    settings = {"entropy_grad": True}
+    got = run(hidden, weight, targets, g, g, bias=b, impl="chunked", **settings)
+    assert got[0][3] == -math.inf and all(t.isfinite().all() for t in got[1:])
+    want = run(*doubles(hidden, weight), targets, g, g, bias=b.double(), impl="reference", **settings)
+    assert_near(got, want, torch.float32)
 
 
 @pytest.mark.parametrize("entropy_grad", [False, True])

@@ -10,7 +10,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 CASES = [TESTS / "kernels" / "triton_cases.py", TESTS / "lab" / "kernel_cases.py"]
 FEW = (
-    "entropy_gradients or frozen or ignored or unlikely or drawn and 1.0 or squares and 5.0 or single_tokens"
+    "entropy_gradients or frozen or ignored or unlikely or drawn and 1.0 or squares and scores or single_tokens"
     " or fused_parts and qwen2 or kernel_cases and not 65"
 )
 

@@ -382,13 +382,11 @@ def test_commands_show_a_hostile_run_without_a_control_character(hostile_run, ca
 
     for words in (
         ["explain", str(hostile_run)],
-        ["explain", str(hostile_run), "--answer", "1"],
-        ["explain", str(hostile_run), "--json"],
         ["report", str(hostile_run), "--out", str(tmp_path / "r.html")],
         ["report", str(tmp_path / "\x1b[2J[link=x]y[/link]")],
         ["train", "\x1b[31m[bold]x.yaml"],
         ["resume", "\x1b]0;x\x07"],
-        ["recipes", "show", "[/]\x1b[2J"],
+        ["recipes", "copy", "[/]\x1b[2J"],
         ["compare", str(hostile_run), "--algorithms", "\x1b[31m[red]"],
     ):
         monkeypatch.setattr(sys, "argv", ["dew", *words])

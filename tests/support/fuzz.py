@@ -215,7 +215,7 @@ def record(group: dict[str, Any]) -> None:
     """A group of any values: read, credited as `dew explain` does, shown as `dew report` does."""
     from dew.cli.console import out
     from dew.cli.report import explain
-    from dew.report.content import content_of
+    from dew.report import content_of
     from dew.report.readers import Run
     from dew.report.write import blobs
 
@@ -223,14 +223,13 @@ def record(group: dict[str, Any]) -> None:
     blobs(content_of([Run("r", "records", groups=read_records(path))]))
     with out.capture():
         explain(path)
-        explain(path, answer=1)
 
 
 def run_folder(files: dict[str, str]) -> None:
     """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
     from dew.cli.runs import RunView, screen
     from dew.compare import read_result
-    from dew.report.content import content_of
+    from dew.report import content_of
     from dew.report.readers import read_run
     from dew.report.write import blobs
     from dew.run.folder import RunFolder

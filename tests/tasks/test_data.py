@@ -41,14 +41,12 @@ def test_all_formats_give_the_same_rows(tmp_path):
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(ROWS)
     data.to_parquet(tmp_path / "a.parquet")
-    data.save_to_disk(str(tmp_path / "saved"))
-    datasets.DatasetDict({"train": data}).save_to_disk(str(tmp_path / "saved_splits"))
     (tmp_path / "a.json").write_text(json.dumps(ROWS))
     write(tmp_path / "a.jsonl", ROWS), write(tmp_path / "a.jsonl.gz", ROWS)
     write(tmp_path / "folder/train.jsonl", ROWS)
     data.to_parquet(tmp_path / "shards/data/train-00000-of-00001.parquet")
     expected = [{"problem": row["problem"], "answer": str(row["answer"]), "level": row["level"]} for row in ROWS]
-    for source in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "folder", "shards", "saved", "saved_splits"):
+    for source in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet", "folder", "shards"):
         assert read_rows(tmp_path / source, columns(keep=["level"])) == expected, source
 
 

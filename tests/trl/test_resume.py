@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -259,41 +257,3 @@ def test_a_finished_run_is_loaded_and_not_trained_further(length, tmp_path):
     longer = {"max_steps": 3} if length["max_steps"] > 0 else {"max_steps": -1, "num_train_epochs": 2}
     more = make(tmp_path, 2, **longer)
     assert more.train(resume_from_checkpoint=True).global_step > first.state.global_step
-
-
-SCRIPT = """
-import os, sys
-sys.path[:0] = {path}
-import trl_tiny as tiny
-from peft import LoraConfig
-from transformers import TrainerCallback
-
-class Dies(TrainerCallback):
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == 3 and not os.path.exists("died"):
-            open("died", "w").close()
-            os._exit(9)
-
-lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
-settings = dict(max_steps=4, save_strategy="steps", save_steps=2)
-trainer = tiny.trainer("run", others=dict(peft_config=lora, callbacks=[Dies()]), **settings)
-trainer.train()
-print("trained to step", trainer.state.global_step)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_python_script_is_resumed_by_the_command(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT.format(path=[os.path.dirname(tiny.__file__)]))
-
-    def run(*words):
-        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout + done.stderr
-
-    assert run("script.py")[0] == 9
-    code, said = run("-m", "dew.cli", "resume", "run")
-    assert code == 0 and "trained to step 4" in said
-    assert [line["step"] for line in RunFolder(tmp_path / "run").metrics()] == [1, 2, 3, 4]
-    assert "is finished" in run("-m", "dew.cli", "resume", "run")[1]
-    code, said = run("script.py")
-    assert code and "holds an earlier run" in said

@@ -554,14 +554,14 @@ def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fak
     folder = RunFolder(tmp_path / "run")
     assert folder.run()["status"] == "failed"
     with pytest.raises(EngineError, match="no checkpoint yet"):
-        train.resume_on_verl(folder.path)
+        train.resume(folder.path)
     (tmp_path / "fail").unlink()
     checkpoints.mkdir()
     (checkpoints / train.LATEST).write_text("1")
-    train.resume_on_verl(folder.path)
+    train.resume(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
     assert "CUDA out of memory" in (tmp_path / "run.log").read_text()
-    train.resume_on_verl(folder.path)
+    train.resume(folder.path)
     assert "is finished" in capsys.readouterr().out
 
 
@@ -569,9 +569,9 @@ def test_a_finished_run_is_extended_by_a_larger_max_steps(fake_run, capsys):
     folder = fake_run()
     config = folder.path / train.VERL_CONFIG
     config.write_text(config.read_text().replace("max_steps: 2", "max_steps: 3"))
-    train.resume_on_verl(folder.path)
+    train.resume(folder.path)
     assert folder.metrics()[-1]["resume"] == "auto"
-    train.resume_on_verl(folder.path)
+    train.resume(folder.path)
     assert "is finished" in capsys.readouterr().out
 
 

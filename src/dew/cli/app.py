@@ -24,8 +24,6 @@ SECTIONS = {
 
 
 class Commands(typer.core.TyperGroup):
-    """Lists the commands by what they are for."""
-
     def format_commands(self, ctx: typer.Context, formatter: Any) -> None:  # type: ignore[override]
         for heading, names in SECTIONS.items():
             with formatter.section(heading):
@@ -35,7 +33,6 @@ class Commands(typer.core.TyperGroup):
 app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "recipes")
-"""The modules that define the commands."""
 EXTRAS = {
     **dict.fromkeys(("scipy", "jinja2", "ruamel", "ruamel.yaml", "psutil", "packaging"), "cli"),
     **dict.fromkeys(("trl", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors"), "trl"),
@@ -80,7 +77,6 @@ def main() -> None:
 
 
 def _explain(error: Exception) -> int:
-    """Show an error as one message; return the exit code."""
     if os.environ.get("DEW_TRACEBACK"):
         raise error
     if hasattr(error, "format_message"):  # click's: invalid command line

@@ -13,7 +13,7 @@ import typer
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json
-from dew.cli.flags import PASS_ON, Typed, Untrusted, check_settings, load_run
+from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run
 from dew.cli.runs import Child, RunView, live, run_all
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
@@ -53,7 +53,9 @@ def compare(
     """
     run, typed = load_run(recipe, context.args)
     run = without_per_run(run, typed)
-    check_settings(run, typed)
+    from dew.engines.trl.launch import check_names
+
+    check_names(run, typed)
     check_permission(run, typed, untrusted)
     names = _algorithms(algorithms, run.algorithm_settings)
     from dew.compare import compare_runs
@@ -80,7 +82,6 @@ def compare(
         print_json(content)
         return
     out.print(f"\n{text}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}")
-    out.print("The page shows the verdicts, the curves of all arms, and the credit of every recorded token.")
 
 
 def _algorithms(text: str, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
@@ -148,7 +149,6 @@ def train_grid(
 
 
 def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
-    """The process that starts or resumes this run."""
     home = folder / cell.home
     if any(home.glob("checkpoint-*/trainer_state.json")):
         return Child(["resume", str(home)], home)

@@ -48,13 +48,13 @@ def demo(
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the runs
         algorithms, seeds = {name: name for name in DEMO_RUNS}, [run.settings["seed"]]
         results = train_grid(without_per_run(run, {}), folder, algorithms, seeds, parallel=2, every=max(steps // 6, 1))
-        _results(results)
         page = build([folder])
+        _results(results, page)
     _heading(f"Done in {clock(time.monotonic() - began)} minutes")
     out.print(f"Report (open in a browser): {page.resolve()}")
     _heading("Next")
     for words, what in (
-        (f"dew explain {results[-1].folder}", "the credit of one group, token by token, with the formula"),
+        (f"dew explain {results[-1].folder}", "the credit of one group, token by token"),
         (f"dew compare {RECIPE} --algorithms {BASELINE},{RULE}", "five seeds of each, paired"),
         (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
     ):
@@ -78,34 +78,19 @@ def _announce(steps: int, folder: Path) -> None:
     )
 
 
-def _results(results: list["Result"]) -> None:
+def _results(results: list["Result"], page: Path) -> None:
     from dew.compare import compare_runs
     from dew.compare.verdicts import summary
 
-    _heading("Before and after training")
-    out.print("\n".join(changes(results)))
     _heading(f"{RULE} compared with {BASELINE}")
-    out.print(summary(results, compare_runs(results, BASELINE)))
+    text = summary(results, compare_runs(results, BASELINE))
+    findings = [finding["text"] for finding in json.loads(page.with_suffix(".json").read_bytes())["findings"]]
+    out.print("\n".join([text, *(finding for finding in findings if finding not in text)]))
     measured = json.loads(get(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py
-    out.print("\n".join(many_seeds(measured)))
-
-
-def changes(results: list["Result"]) -> list[str]:
-    """A sentence on how each score of each run changed."""
-    from dew.compare import compare_scores
-    from dew.compare.results import main_scores, read_answers
-    from dew.compare.verdicts import change_sentence
-
-    lines = []
-    for result in results:
-        after, before = (read_answers(result.folder, when) for when in ("after", "before"))
-        found = compare_scores(after, before) if after and before else {}
-        lines += [change_sentence(result.arm, found[score]) for score in main_scores(found)]
-    return lines
+    out.print("\n".join(["", *many_seeds(measured)]))
 
 
 def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
-    """A line for each measurement of several seeds."""
     from dew.compare import Result, compare_runs
     from dew.compare.verdicts import signed, title
 

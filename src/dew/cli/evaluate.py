@@ -1,7 +1,7 @@
 """`dew eval`: mean@k, pass@k and maj@k of one model or two."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,6 @@ from dew.files import is_plain, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, VERIFIERS
 from dew.run.config import Run, read_run
-from dew.run.folder import RunFolder
 
 if TYPE_CHECKING:
     from dew.compare import Scores
@@ -60,7 +59,9 @@ def evaluate_(
     elif unused := sorted(given.keys() - {"model", "vs", "json"}):
         flags = ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in unused)
         raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Leave it out."))
-    files = _new_files(keep, ("", "-vs")[: len(names)])
+    files = [] if keep is None else [keep, Path(f"{keep.parent / keep.stem}-vs{keep.suffix}")][: len(names)]
+    for file in files:
+        _check_new(file)
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
     scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), **how) for name in names]
@@ -84,19 +85,16 @@ def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, 
     return sampling, more.get("threshold", 0.5)
 
 
-def _new_files(keep: Path | None, endings: Iterable[str]) -> list[Path]:
-    """The files for the answers, which can be written. Checked before sampling, which may take hours."""
-    files = [] if keep is None else [Path(f"{keep.parent / keep.stem}{ending}{keep.suffix}") for ending in endings]
-    for file in files:
-        try:
-            try_writing(file.parent)
-            why = "it already exists" if file.is_file() else "it is a folder, a pipe or a device" * (not is_plain(file))
-        except OSError as error:
-            why = str(error.strerror)
-        if why:
-            remedy = "Name a new file in a folder that you can write to."
-            raise ConfigError(Problem(f"{file} cannot be written: {why}.", remedy=remedy))
-    return files
+def _check_new(file: Path) -> None:
+    """Before sampling, which may take hours."""
+    try:
+        try_writing(file.parent)
+        why = "it already exists" if file.is_file() else "it is a folder, a pipe or a device" * (not is_plain(file))
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        remedy = "Name a new file in a folder that you can write to."
+        raise ConfigError(Problem(f"{file} cannot be written: {why}.", remedy=remedy))
 
 
 def _plan(
@@ -129,8 +127,7 @@ def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
     for name, run in runs.items():
         data = run.settings.get("dataset_name") or "several data sets" * ("datasets" in run.settings)
         if data and not task:
-            what = f"{name}: trained on {data}, which is not a task."
-            raise ConfigError(Problem(what, remedy="Name one with --task."))
+            raise ConfigError(Problem(f"{name}: trained on {data}, which is not a task.", remedy="Add --task."))
     trained = {name: run for name, run in runs.items() if run.task}
     if not task and len({(str(run.task), str(run.task_settings)) for run in trained.values()}) > 1:
         each = [f"{name} on {run.task} {run.task_settings or ''}".rstrip() for name, run in trained.items()]
@@ -145,11 +142,9 @@ def _same_task(task: str, other: Any) -> bool:
 def _run_of(model: str) -> Run:
     """The config of the run in this folder, or of the run that it is a checkpoint or the final model of; else none."""
     folder = Path(model)
-    home = next((place for place in (folder, folder.parent) if (place / "run.json").is_file()), None)
-    if home is None or not folder.is_dir():
-        return Run()
-    file = home / ("verl.yaml" if RunFolder(home).run().get("engine") == "verl" else "config.yaml")
-    return read_run(file) if file.is_file() else Run()
+    homes = [place for place in (folder, folder.parent) if folder.is_dir() and (place / "run.json").is_file()]
+    files = [home / name for home in homes[:1] for name in ("verl.yaml", "config.yaml") if (home / name).is_file()]
+    return read_run(files[0]) if files else Run()
 
 
 def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
@@ -174,7 +169,6 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
 
 
 def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
-    """The scores of one model, or of two with their differences."""
     from dew.compare import compare_scores, verdicts
     from dew.compare.results import main_scores
     from dew.compare.verdicts import signed
@@ -205,5 +199,4 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
     if not held_out:
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
-    for text in verdicts([differences[name] for name in main_scores(differences)]):
-        out.print(text)
+    out.print("\n".join(verdicts([differences[name] for name in main_scores(differences)])))

@@ -26,8 +26,7 @@ Typed = dict[str, str]
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe with the settings typed on the command line, and these settings."""
     if config.is_dir():
-        others = f"To resume a run: dew resume {config}; to compare runs: dew report RUN RUN"
-        advice = f"Give a YAML file or a recipe name. {others}"
+        advice = f"Give a YAML file or a recipe. To resume: dew resume {config}; to compare runs: dew report RUN RUN"
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else get(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)
@@ -82,7 +81,6 @@ def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
 
 
 def mapping(text: str | None, flag: str = "--settings", example: str = "{numbers: 3}") -> dict[str, Any]:
-    """The value of a flag that takes settings."""
     value = parse_yaml(f"settings: {text or '{}'}", flag)["settings"]
     if not isinstance(value, dict):
         raise ConfigError(Problem(f"{flag} {text} is not a mapping.", remedy=f"Write e.g. '{example}'."))
@@ -108,10 +106,3 @@ def _located(code: Any, folder: Path) -> Any:
     here, beside = file.is_file() and module.endswith(".py"), not file.exists() and (folder / file).is_file()
     found = (file if here else folder / file).resolve()
     return f"{found}:{attribute}" if is_user_function(str(code)) and (here or beside) else code
-
-
-def check_settings(run: Run, typed: Typed) -> None:
-    """Report unknown settings of a TRL run, with the closest known ones, before anything is created."""
-    from dew.engines.trl.launch import check_names
-
-    check_names(run, typed)

@@ -59,7 +59,6 @@ def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
 
 
 def load_lora(folder: Path) -> Any:
-    """The base model with the LoRA weights of this folder merged into it."""
     from peft import AutoPeftModelForCausalLM
 
     return load_weights(AutoPeftModelForCausalLM, folder).merge_and_unload()
@@ -73,7 +72,6 @@ def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
 
 
 def no_model(folder: Path) -> Problem:
-    """A folder without a model to load."""
     if (folder / "checkpoints").is_dir() and RunFolder(folder).run().get("engine") == "verl":
         remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
         return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
@@ -82,7 +80,6 @@ def no_model(folder: Path) -> Problem:
 
 
 def merge_command(checkpoints: Path, folder: Path) -> str:
-    """The command that makes a model of verl's last checkpoint."""
     latest = checkpoints / LATEST
     step = latest.read_text().strip() if latest.is_file() else "N"
     shards = checkpoints / f"global_step_{step}" / "actor"

@@ -1,4 +1,4 @@
-"""`dew recipes`: list, show and copy the bundled configs."""
+"""`dew recipes`: list and copy the bundled configs."""
 
 import shutil
 from pathlib import Path
@@ -14,7 +14,6 @@ from dew.errors import ConfigError, Problem, did_you_mean
 
 recipes = typer.Typer()
 app.add_typer(recipes, name="recipes")
-Name = Annotated[str, typer.Argument(help="A recipe name, e.g. tiny/countdown.")]
 
 
 def names() -> dict[str, Path]:
@@ -35,7 +34,7 @@ def get(name: str, kind: str = "recipe") -> Path:
 
 @recipes.callback(invoke_without_command=True)
 def ls(context: typer.Context) -> None:
-    """List, show or copy bundled recipes. Without a command, lists them."""
+    """List or copy bundled recipes. Without a command, lists them."""
     if context.invoked_subcommand is None:
         for name, path in names().items():
             out.print(Text(name, style="bold"))
@@ -43,13 +42,10 @@ def ls(context: typer.Context) -> None:
 
 
 @recipes.command()
-def show(name: Name) -> None:
-    """Print a recipe."""
-    out.print(get(name).read_text().rstrip())
-
-
-@recipes.command()
-def copy(name: Name, to: Annotated[Path, typer.Argument(help="File or folder.")] = Path(".")) -> None:
+def copy(
+    name: Annotated[str, typer.Argument(help="A recipe name, e.g. tiny/countdown.")],
+    to: Annotated[Path, typer.Argument(help="File or folder.")] = Path("."),
+) -> None:
     """Copy a recipe to edit."""
     source = get(name)
     target = to / source.name if to.is_dir() else to

@@ -7,10 +7,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ class RunView:
         self.steps: int | None = None
         self.alarms: list[str] = []
         self._ends: dict[str, int] = {}
-        self._times: deque[tuple[int, float]] = deque(maxlen=10)
+        self._times: list[tuple[int, float]] = []
 
     @property
     def step(self) -> int:
@@ -104,13 +104,12 @@ class RunView:
         for line in lines:
             self.latest.update(line)
             if not self._times or self.step > self._times[-1][0]:
-                self._times.append((self.step, line.get("time", time.time())))
+                self._times = [*self._times[-9:], (self.step, line.get("time", time.time()))]
         if self.steps is None and lines:
             self.steps = _numbers(self.folder.run()).get("steps")
         return lines
 
     def _new_lines(self, name: str) -> list[dict[str, Any]]:
-        """The complete lines written since the last call."""
         path, end = self.folder.path / name, self._ends.get(name, 0)
         if not path.exists():
             return []
@@ -129,7 +128,6 @@ class RunView:
         return (self.steps - last) * (ended - began) / (last - first)
 
     def line(self) -> str:
-        """The latest step as one plain line."""
         metrics = "  ".join(f"{head} {value}" for head, value in self.metrics().items())
         return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {metrics}"
 
@@ -170,12 +168,10 @@ def _answers(view: RunView) -> Iterator[Text]:
 
 
 def clock(seconds: float) -> str:
-    minutes, rest = divmod(max(round(seconds), 0), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+    return str(timedelta(seconds=max(round(seconds), 0))).removeprefix("0:")
 
 
 def _numbers(line: dict[str, Any]) -> dict[str, Any]:
-    """The finite numbers of a line."""
     return {key: x for key, x in line.items() if isinstance(x, int | float) and abs(x) < 1e300}
 
 

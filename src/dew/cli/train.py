@@ -1,14 +1,11 @@
 """`dew train`, `dew resume` and `dew export`, on either engine. Engines are imported where they are used."""
 
 import os
-import shutil
-import subprocess
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dew.cli.app import app
 from dew.cli.console import out, print_json, printable
@@ -58,51 +55,17 @@ def train(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="The output_dir of a run that was stopped or killed.")],
-    max_steps: Annotated[int | None, typer.Option("--max_steps", min=1, help="Train to this step (TRL only).")] = None,
+    max_steps: Annotated[int | None, typer.Option("--max_steps", min=1, help="Train to this step.")] = None,
     untrusted: Untrusted = False,
 ) -> None:
     """Resume a run from its last complete checkpoint. A larger --max_steps extends a finished run."""
-    config, on_verl = folder / "config.yaml", (folder / VERL_CONFIG).is_file()
-    from_python = not config.is_file() and not on_verl
-    if from_python and not (folder / "run.json").is_file():
-        raise ConfigError(Problem(f"{folder} is not the folder of a run.", remedy="Give the output_dir of a run."))
     stay_inside(folder)
-    if max_steps and (from_python or on_verl):
-        remedy = "Change it in the script." if from_python else f"Change it in {folder / VERL_CONFIG}, then resume."
-        raise ConfigError(Problem(f"{folder}: --max_steps is for TRL runs that `dew train` started.", remedy=remedy))
-    if from_python:
-        _resume_script(folder, untrusted)
-    elif on_verl:
-        resume_on_verl(folder, untrusted)
-    elif "actor_rollout_ref" in read_yaml(config):
-        advice = "Resume with the command that started it and trainer.resume_mode=auto."
-        raise ConfigError(Problem(f"{folder}: this run was started with verl itself, not `dew train`.", remedy=advice))
-    else:
-        resume_on_trl(folder, max_steps, untrusted)
-
-
-def _resume_script(folder: Path, untrusted: bool) -> None:
-    """Run the Python script that started this run again; its trainer then resumes."""
-    from dew.engines.recorder import RESUME
-
-    facts = RunFolder(folder).run()
-    if facts.get("status") == "done":
-        out.print(f"{folder} is finished.\nModel: {RunFolder(folder).model() or 'none saved'}")
-        return
-    command, processes = facts.get("command"), (facts.get("machine") or {}).get("processes", 1)
-    by_hand = "Resume it there: trainer.train(resume_from_checkpoint=True)."
-    if not isinstance(command, list) or processes != 1 or untrusted:
-        how = "a notebook" if not command else f"a script ({' '.join(map(str, command[1:]))})"
-        many = f" on {processes} processes" * (processes != 1)
-        raise ConfigError(Problem(f"{folder}: this run was started from {how}{many}.", remedy=by_hand))
-    words = [str(word) for word in command]
-    out.print(f"Running again: {' '.join(words)}")
-    environment = {**os.environ, RESUME: str(folder.resolve())}
-    try:
-        code = subprocess.run(words, cwd=facts.get("cwd"), env=environment, check=False).returncode
-    except OSError as error:
-        raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None
-    raise typer.Exit(code)
+    config, on_verl = folder / "config.yaml", (folder / VERL_CONFIG).is_file()
+    if not on_verl and (not config.is_file() or "actor_rollout_ref" in read_yaml(config)):  # the second is verl's own
+        remedy = "In Python: trainer.train(resume_from_checkpoint=True). With verl itself: trainer.resume_mode=auto."
+        raise ConfigError(Problem(f"{folder} is not the output_dir of a run that `dew train` started.", remedy=remedy))
+    changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
+    (resume_on_verl if on_verl else resume_on_trl)(folder, changed, untrusted)
 
 
 # ── TRL ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -125,24 +88,22 @@ def train_on_trl(
         _train_on_trl(parsed, resume=False)
 
 
-def resume_on_trl(folder: Path, max_steps: int | None, untrusted: bool) -> None:
+def resume_on_trl(folder: Path, changed: dict[str, Any], untrusted: bool) -> None:
     from dew.engines.trl.launch import parse, quiet
     from dew.report import build
 
     quiet()
-    finished = RunFolder(folder).finished()
-    done = max((m["step"] for m in RunFolder(folder).metrics()), default=0)
-    if max_steps and max_steps <= done:
+    run, more = RunFolder(folder), changed.get("max_steps", 0)
+    done = max((m["step"] for m in run.metrics()), default=0)
+    if more and more <= done:
         raise ConfigError(Problem(f"{folder}: the run is at step {done} already.", remedy="Give a larger --max_steps."))
-    if finished and max_steps and not any(folder.glob("checkpoint-*/trainer_state.json")):
+    if run.finished() and not more:
+        sweep(folder)
+        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {build([folder])}")
+        return
+    if run.finished() and not any(folder.glob("checkpoint-*/trainer_state.json")):
         remedy = "Train again, with save_strategy: steps and the larger max_steps."
         raise ConfigError(Problem(f"{folder}: the run is finished and kept no checkpoint.", remedy=remedy))
-    if finished and not max_steps:
-        sweep(folder)
-        page = folder / "report.html" if (folder / "report.html").exists() else build([folder])
-        out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {page}")
-        return
-    changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}
     parsed = parse(read_run(folder / "config.yaml", changed), changed, untrusted=untrusted)
     with lock(folder):
         _train_on_trl(parsed, resume=True)
@@ -186,10 +147,7 @@ def _print_plan(parsed: "Parsed", as_json: bool) -> None:
         print_json({**parsed.run.to_dict(), "algorithm_settings": settings, "plan": found})
         return
     out.print(to_yaml(parsed.run))
-    table = Table.grid(padding=(0, 2, 0, 0))
-    for heading, text in found.items():
-        table.add_row(heading, printable(text))
-    out.print(table)
+    out.print("\n".join(f"{heading:12} {printable(text)}" for heading, text in found.items()))
 
 
 def _print_keys() -> None:
@@ -229,12 +187,12 @@ def train_on_verl(
         _train_on_verl(launch, folder)
 
 
-def resume_on_verl(folder: Path, untrusted: bool = False) -> None:
+def resume_on_verl(folder: Path, changed: dict[str, Any], untrusted: bool) -> None:
     """Resume through verl's own resume mode, with the data in the run's folder."""
     from dew.engines.verl.launch import prepare
 
-    run = read_run(folder / VERL_CONFIG, {"output_dir": str(folder)})
-    check_permission(run, ["output_dir"], untrusted)
+    run = read_run(folder / VERL_CONFIG, changed)
+    check_permission(run, changed, untrusted)
     run.set_environment()
     launch = prepare(run, resume=True)
     facts, steps = RunFolder(folder).run(), launch["trainer.total_training_steps"] or 0
@@ -303,18 +261,8 @@ def _train_on_verl(launch: "Launch", folder: Path) -> None:
 
 
 def _next_steps(launch: "Launch", folder: Path) -> str:
-    """How to see the report, and how to get a model."""
     merge = merge_command(Path(launch["trainer.default_local_dir"]), folder)
     return f"Report: dew report {folder}\nModel: {merge}"
-
-
-# ── export ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-NOT_MODEL = (
-    "training_args.bin", "optimizer.*", "scheduler.pt", "scaler.pt", "rng_state*", "trainer_state.json", "dew_*",
-    "run.json", "config.yaml", "scores.json", "answers-*.json", "*.jsonl", "report.*", ".*",
-)  # fmt: skip
-"""Files of a run or a checkpoint that are not part of the model."""
 
 
 @app.command()
@@ -333,18 +281,12 @@ def export(
     make_folder(to)
     if any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
-    from dew.cli.models import load_lora, load_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if (source / "adapter_config.json").is_file():
-        from transformers import AutoTokenizer
+    from dew.cli.models import load_lora, load_weights
 
-        load_lora(source).save_pretrained(str(to))
-        AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
-    else:
-        for file in source.iterdir():
-            if file.is_file() and not any(map(file.match, NOT_MODEL)):
-                shutil.copy2(file, to)
-    model, tokenizer = load_model(str(to))
-    ids = tokenizer("1", return_tensors="pt").to(model.device)
-    text = tokenizer.decode(model.generate(**ids, max_new_tokens=8, do_sample=False)[0])
-    out.print(f"{to}: loads and generates, e.g. {text!r}")
+    lora = (source / "adapter_config.json").is_file()
+    model = load_lora(source) if lora else load_weights(AutoModelForCausalLM, source, dtype="auto")
+    model.save_pretrained(str(to))
+    AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
+    out.print(f"Model: {to}")

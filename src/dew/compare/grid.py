@@ -27,8 +27,6 @@ OTHER_FOLDER = "Choose another folder with --out."
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid."""
-
     arm: str
     seed: int
     task: str = ""
@@ -47,7 +45,6 @@ class Cell:
         return Path(self.task) / f"{_file_name(self.arm)}{rate}-seed{self.seed}"
 
     def facts(self) -> dict[str, Any]:
-        """What a run.json says about the cell."""
         given = {"data" if name == "task" else name: value for name, value in asdict(self).items()}
         return {name: value for name, value in given.items() if value not in (None, "")}
 

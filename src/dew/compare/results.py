@@ -13,15 +13,11 @@ from dew.files import is_plain
 from dew.run.folder import RunFolder
 
 AREA = "area"
-"""The mean accuracy in training."""
 MAX_ANSWERS = 64 << 20
-"""Bytes of one file of evaluated answers."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one run of any engine."""
-
     arm: str
     seed: int
     scores: Mapping[str, float]

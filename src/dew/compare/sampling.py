@@ -7,9 +7,6 @@ from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem
 
-Drawing = Callable[[list[list[int]]], list[list[int]]]
-"""Token ids of prompts -> token ids of one answer to each."""
-
 
 @dataclass(frozen=True)
 class Sampling:
@@ -37,7 +34,6 @@ class Sampling:
 
     @property
     def answers(self) -> int:
-        """Per problem."""
         return 1 if self.greedy else self.k
 
 
@@ -95,8 +91,8 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
     return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]  # a chat template adds its own
 
 
-def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Drawing:
-    """dew's decoder; `generate` for models that it does not support."""
+def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Callable[..., Any]:
+    """Token ids of prompts -> those of one answer to each, by dew's decoder or, where it cannot, by `generate`."""
     from dew.decoding import Decoder, Draw, refusal
 
     size = sampling.batch_size or (1024 if model.device.type == "cuda" else 256)

@@ -120,8 +120,6 @@ def _score_by_reward(
 
 @dataclass(frozen=True)
 class ScoredProblem:
-    """One problem with its answers, their verdicts and its scores."""
-
     prompt: Any
     gold: str | None
     answers: list[Sampled]
@@ -134,8 +132,6 @@ class ScoredProblem:
 
 @dataclass(frozen=True)
 class Scores:
-    """The result of an evaluation."""
-
     task: str
     model: str
     sampling: Sampling
@@ -148,7 +144,6 @@ class Scores:
 
     @cached_property
     def by_problem(self) -> dict[str, ScoredProblem]:
-        """The problems by prompt and gold answer."""
         return {problem_key(p.prompt, p.gold): p for p in self.problems}
 
     @cached_property
@@ -209,7 +204,6 @@ class Scores:
 
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
-        """From a file that `write` has written."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             problems = []

@@ -66,8 +66,6 @@ def score_problem(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with the bounds of its 95% interval."""
-
     value: float
     low: float
     high: float
@@ -157,7 +155,6 @@ class Difference:
 
     @property
     def within_noise(self) -> bool:
-        """Too few seeds, or no significant difference."""
         return self.too_few or self.holm >= SIGNIFICANT
 
     @property
@@ -171,7 +168,6 @@ class Difference:
         return "within noise" if self.within_noise else "ahead" if self.value > 0 else "behind"
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, the verdict and whether it is within noise."""
         return {**asdict(self), "within_noise": self.within_noise, "verdict": self.verdict}
 
 

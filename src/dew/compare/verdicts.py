@@ -40,8 +40,8 @@ def verdicts(differences: Sequence[Difference]) -> list[str]:
         else:
             kind = "noise" if enough else "few"
         alike.setdefault((kind, task, baseline), {})[arm] = enough or found
-    for kind, write in (("noise", _within_noise), ("few", _too_few), ("identical", _identical)):
-        texts += [(task, write(of, base)) for (k, task, base), of in alike.items() if k == kind]
+    for kind in ("noise", "few", "identical"):
+        texts += [(task, _alike(kind, of, base)) for (k, task, base), of in alike.items() if k == kind]
     several = len({d.task for d in judged}) > 1
     return [f"{task}: {text}" if several and task else text for task, text in texts]
 
@@ -59,22 +59,19 @@ def _arm_verdict(arm: str, baseline: str, differences: Sequence[Difference]) -> 
     return text + (" This is one run each: another seed may reverse it." if differences[0].unit == "problems" else "")
 
 
-def _within_noise(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
+def _alike(kind: str, arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
+    """A sentence on all arms that are identical to the baseline, have too few seeds, or are within noise."""
+    if kind == "identical":
+        why = "its credit is the same, or differs by a constant factor, which Adam cancels"
+        return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {why}."
+    if kind == "few":
+        seeds = min(d.pairs for of in arms.values() for d in of)
+        return f"Too few seeds to compare {listed(list(arms))} with {baseline}: {seeds} of at least {MIN_SEEDS}."
     first, *_ = arms.values()
     widths = {d.score: max(x.high - x.value for of in arms.values() for x in of if x.score == d.score) for d in first}
     scores = listed([f"{title(score)} (±{_size(width)})" for score, width in widths.items()])
     one = ", with one run each" if first[0].unit == "problems" else ""
     return f"{listed(list(arms))} {'is' if len(arms) == 1 else 'are'} within noise of {baseline} in {scores}{one}."
-
-
-def _too_few(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
-    seeds = min(d.pairs for of in arms.values() for d in of)
-    return f"Too few seeds to compare {listed(list(arms))} with {baseline}: {seeds} of at least {MIN_SEEDS}."
-
-
-def _identical(arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
-    why = "its credit is the same, or differs by a constant factor, which Adam cancels"
-    return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {why}."
 
 
 def _size(x: float) -> str:
@@ -105,7 +102,6 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """Mean ± standard deviation."""
     return f"{fmean(values):.3f} ± {stdev(values):.3f}" if len(values) > 1 else f"{fmean(values):.3f}"
 
 
@@ -130,7 +126,6 @@ def difference_table(differences: Sequence[Difference]) -> str:
 
 
 def table_note(differences: Sequence[Difference]) -> str:
-    """How to read `difference_table`."""
     bold = f"p < 0.05 after Holm's correction, with {MIN_SEEDS} seeds or more"
     text = f"Paired by seed, with 95% intervals of Student's t; bold: {bold}.\n"
     if any(d.unit == "problems" for d in differences):

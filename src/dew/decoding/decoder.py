@@ -44,7 +44,6 @@ LOOK = 16
 VISIBLE = 256
 """A graph attends to a multiple of this many slots."""
 PREFILL = 65_536
-"""Prompt tokens in one pass."""
 REFILL = 1 / 16
 """Share of the rows that have ended when waiting prompts take their places."""
 FEWEST = 128
@@ -78,7 +77,6 @@ class SamplingCopy:
                 self.model.__dict__.pop(name, None)
 
     def refresh(self) -> Any:
-        """Copy the current weights and return the model."""
         with torch.no_grad():
             for source, target in self._pairs.items():
                 target.copy_(source)
@@ -389,7 +387,6 @@ class _Prefill:
 
 
 def _cache_shape(model: Any, rows: int, slots: int) -> tuple[int, ...]:
-    """Layers, keys and values, rows, heads, slots, width."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -443,7 +440,6 @@ class _Buffers:
         self.position[rows, 0] = live.sum(1)[which]
 
     def load_tokens(self, rows: Tensor, tokens: Tensor, logp: Tensor, entropy: Tensor, decoder: Decoder) -> None:
-        """The first tokens of answers."""
         for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
             made[rows, 0] = new.to(made.dtype)
         self.token[rows, 0] = tokens

@@ -73,7 +73,6 @@ def _by_cumulative_sum(z: Tensor, u: Tensor) -> Tensor:
 
 @functools.cache
 def _fused() -> Callable[..., Any] | None:
-    """Draw and statistics in one kernel, where Triton is installed."""
     if importlib.util.find_spec("triton") is None:
         return None
     from dew.decoding.fused import draw

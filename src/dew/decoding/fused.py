@@ -35,7 +35,6 @@ TOLERANCE = 0.02
 """Relative; bfloat16 rounds at other places."""
 LOG2E = 1.4426950408889634
 BLOCK = 4096
-"""Tokens of a block of the vocabulary."""
 LOWEST = tl.constexpr(-1e30)
 
 
@@ -121,7 +120,6 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def fused_parts(model: Any) -> list[Part]:
-    """What can be replaced in this model."""
     like = model.get_input_embeddings().weight
     norms = [m for m in model.modules() if hasattr(m, "variance_epsilon") and type(m).__name__.endswith("RMSNorm")]
     parts: list[Part] = [(norm, "forward", partial(rms_norm, norm)) for norm in norms if _same_norm(norm, like)]

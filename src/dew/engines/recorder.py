@@ -4,12 +4,10 @@ import logging
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,9 +30,6 @@ alarm_log = logging.getLogger("dew.alarms")
 Numbers = dict[str, float]
 Columns = dict[str, Any]
 """Columns of a batch by name: tensors or lists with one row per answer."""
-
-RESUME = "DEW_RESUME"
-"""Environment variable: the folder of the run that a script, run again, resumes."""
 
 GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 
@@ -99,13 +94,6 @@ class RunLog:
     def end(self, status: str) -> None:
         if self._writes:
             self.folder.write_run({"status": status, "finished": datetime.now(UTC).isoformat(timespec="seconds")})
-
-
-def script() -> dict[str, Any]:
-    """How the Python script that runs was started; nothing in a notebook."""
-    if not (sys.argv and sys.argv[0].endswith(".py") and Path(sys.argv[0]).is_file()):
-        return {}
-    return {"command": [sys.executable, str(Path(sys.argv[0]).resolve()), *sys.argv[1:]], "cwd": str(Path.cwd())}
 
 
 def versions(*names: str) -> dict[str, str | None]:

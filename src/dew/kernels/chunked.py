@@ -17,14 +17,10 @@ from dew.kernels.reference import Head
 
 LOWEST = -1e30
 """Stands for −∞ where a zero weight is multiplied with it: 0 · −1e30 = 0."""
-SKIPS_IGNORED = False
 WIDE_COPIES = 3
 """Tensors in float32 or wider, beside its result, that `gradient_tile` allocates: z, p, dz."""
 
 MIB, GIB = 1 << 20, 1 << 30
-HOST_FREE = 8 * GIB
-"""Free memory assumed on devices that do not report it."""
-
 TILE = (1 / 64, 32 * MIB, 256 * MIB)
 """Share of the free memory, minimum and maximum bytes: for a tile of scores that is overwritten after use."""
 KEPT = (1 / 16, 0, 8 * GIB)
@@ -48,7 +44,7 @@ class Statistics(NamedTuple):
 def allowed(limit: tuple[float, int, int], device: torch.device) -> int:
     """Bytes that this limit currently permits on this device; memory cached by the allocator counts as free."""
     share, least, most = limit
-    free = HOST_FREE
+    free = 8 * GIB  # on devices that do not report it
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         free -= torch.cuda.memory_allocated(device)

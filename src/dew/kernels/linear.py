@@ -117,17 +117,19 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
     return "weights" if size <= allowed(KEPT, hidden.device) else "scores"
 
 
-def backend_for(impl: str, hidden: Tensor, weight: Tensor) -> ModuleType:
-    """The module that computes the scores."""
-    obstacle = _obstacle(hidden, weight) if impl != "chunked" else ""
+def backend_for(impl: str, hidden: Tensor, head: Head) -> ModuleType:
+    obstacle = _obstacle(hidden, head) if impl != "chunked" else ""
     if impl == "triton" and obstacle:
         remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
         raise ConfigError(Problem(f'impl="triton": {obstacle}.', remedy=remedy))
     return importlib.import_module(f"dew.kernels.{'chunked' if impl == 'chunked' or obstacle else 'triton'}")
 
 
-def _obstacle(hidden: Tensor, weight: Tensor) -> str:
+def _obstacle(hidden: Tensor, head: Head) -> str:
     """Why the Triton kernels cannot run on these tensors; empty if they can."""
+    if head.bias is not None or head.softcap is not None:
+        return "the head has a bias or a soft cap"
+    weight = head.weight
     starts = (hidden.data_ptr(), weight.data_ptr(), *(t.stride(0) * t.dtype.itemsize for t in (hidden, weight)))
     if hidden.stride(-1) != 1 or weight.stride(-1) != 1 or any(start % 16 for start in starts):
         return f"rows of {hidden.shape[1]} x {hidden.dtype} do not all start at multiples of 16 bytes"
@@ -169,7 +171,6 @@ def _live_rows(targets: Tensor, v: int, also: Tensor | None = None) -> Tensor | 
 
 
 def _pick(rows: Tensor | None, *tensors: Any) -> list[Any]:
-    """The selected rows of each tensor."""
     return [t if t is None or rows is None else t[rows] for t in tensors]
 
 
@@ -197,7 +198,6 @@ def _recompute(
     backend: ModuleType, hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None,
     want: Sequence[bool],
 ) -> Gradients:  # fmt: skip
-    """Backward with the scores computed again."""
     (n, d), v = hidden.shape, head.weight.shape[0]
     if n == 0:
         return _empty(hidden, head, want)
@@ -270,9 +270,8 @@ def _forward(
     """logp, entropy, lse, scale, the tensor saved for the backward pass, and Σp² (empty if not wanted)."""
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
-    backend = backend_for(impl, hidden, weight)
-    direct = backend.SKIPS_IGNORED and save in ("nothing", "scores")
-    rows = None if direct else _live_rows(targets, weight.shape[0])
+    backend = backend_for(impl, hidden, head)
+    rows = _live_rows(targets, weight.shape[0])
     x, y = _pick(rows, hidden, targets)
     saved = hidden.new_empty(0)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -304,7 +303,6 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of hidden, weight and bias; empty tensors where not wanted: operators return only tensors."""
     n, hidden = hidden.shape[0], hidden.contiguous()
-    backend = backend_for(impl, hidden, weight)
     g = g.to(wide(hidden.dtype))
     if save == "slopes":
         return (saved * g[:, None]).to(hidden.dtype), hidden.new_empty(0), hidden.new_empty(0)
@@ -318,7 +316,7 @@ def _backward(
             grads, rows = _kept(saved[:count], x, head, -g * scale, want), valid
         else:
             x, y, g, ge, *some = _pick(rows, hidden, targets, g, ge, *stats)
-            grads = _recompute(backend, x, head, y, Statistics(*some), g, ge, want)
+            grads = _recompute(backend_for(impl, hidden, head), x, head, y, Statistics(*some), g, ge, want)
     dh, dw, db = (hidden.new_empty(0) if t is None else t for t in grads)
     return _spread(rows, dh, n) if want[0] else dh, dw, db
 

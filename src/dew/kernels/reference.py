@@ -23,7 +23,6 @@ class Head:
     bias: Tensor | None = None
     """(V,)"""
     temperature: float = 1.0
-    """Divisor of the scores."""
     softcap: float | None = None
     """Scores are squashed into (−softcap, softcap) before the division."""
 
@@ -53,7 +52,6 @@ def plain_head(model: Any) -> Head | str:
 
 
 def logits(hidden: Float[Tensor, "N D"], head: Head) -> Float[Tensor, "N V"]:
-    """All scores, in float32 or wider."""
     wide = torch.promote_types(hidden.dtype, torch.float32)
     z = hidden.to(wide) @ head.weight.to(wide).T
     if head.bias is not None:

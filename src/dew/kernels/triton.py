@@ -1,31 +1,231 @@
-"""The Triton backend for NVIDIA GPUs: launches the kernels of `dew.kernels.triton_kernels`.
+"""The Triton backend for NVIDIA GPUs: persistent matrix products whose epilogue reduces the scores in registers.
 
-Without stored weights nothing synchronises with the host: if there are targets of −100, the other rows are compacted
-on the device.
+Scores are centred as in `dew.kernels.chunked`, one tile of the vocabulary at a time. Each tile yields (m, r, t) of
+its rows, with z the score before the temperature, q = s (z − m) and s = log2(e) / T:
+
+    m = max z      r = Σ_{v ≠ argmax} 2^q_v      t = Σ_v 2^q_v q_v
+
+Two triples merge, with M = max(m, m'), d = s (m − M), d' = s (m' − M), one of which is 0:
+
+    r ← 2^d r + 2^d' r' + min(2^d, 2^d')        t ← 2^d (t + d (1 + r)) + 2^d' (t' + d' (1 + r'))
+
+An empty tile is m = −1e30, r = −1, t = 0.
+
+Stored weights are relative to the target's score, E_v = 2^{s (z_v − z_y)} = p_v / p_y, so that they can be written
+before the row's sum is known; bfloat16 has the exponent range of float32. ∂logp/∂(h Wᵀ) = −(p_y / T) E
+with E_y = 1 − 1/p_y. Rows whose target is less likely than 2^−100 are redone in PyTorch, relative to their sum.
 """
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from functools import cache
 from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from dew.kernels import chunked, reference
-from dew.kernels import triton_kernels as kernels
+from dew.kernels import chunked
 from dew.kernels.chunked import Statistics
 from dew.kernels.reference import Head
-from dew.kernels.triton_kernels import LOG2E
+
+LOG2E = 1.4426950408889634
+LOWEST = tl.constexpr(-1e30)
+CLEAR = tl.constexpr(1.015625)
+"""Above this Σ 2^q, r = Σ 2^q − 1 has at least four correct digits in float32."""
+FARTHEST = 100.0
+"""Largest exponent of a stored weight: 2^100 keeps the products below float32's 2^127."""
+FAR = tl.constexpr(FARTHEST)
+
+
+@triton.jit
+def _place(work, row_blocks, column_blocks, GROUP: tl.constexpr):
+    """Row block and column block of a work item; GROUP row blocks share a column of the weight in the cache."""
+    per_group = GROUP * column_blocks
+    first = (work // per_group) * GROUP
+    size = min(row_blocks - first, GROUP)
+    within = work % per_group
+    return first + within % size, within // size
+
+
+@triton.jit
+def _scores(x, w, row, column, steps, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    """A (BM, BN) tile of h Wᵀ, summed in float32."""
+    acc = tl.zeros((BM, BN), tl.float32)
+    for k in range(steps):
+        a = x.load([row, k * BK])
+        b = w.load([column, k * BK])
+        acc = tl.dot(a, b.T, acc, input_precision="ieee")
+    return acc
+
+
+@triton.jit
+def _fold(z, s, BM: tl.constexpr, BN: tl.constexpr):
+    """(m, r, t) of a tile's rows, and 2^q."""
+    top = tl.max(z, axis=1)
+    centre = tl.where(top > LOWEST, top * s, 0.0)
+    q = tl.fma(z, tl.full((BM, BN), 1.0, tl.float32) * s, tl.zeros((BM, BN), tl.float32) - centre[:, None])
+    e = tl.exp2(q)
+    total = tl.sum(e, axis=1)
+    off = tl.fma(top, tl.full((BM,), 1.0, tl.float32) * s, -centre)  # rounding error of q at the maximum
+    t = tl.sum(e * q, axis=1) - off * total
+    r = total - 1.0
+    if tl.min(total, axis=0) < CLEAR:  # rare: next to the maximum's term the others would be lost to rounding
+        rest = tl.sum(tl.where(e < 0.5, e, 0.0), axis=1)
+        r = tl.where(total >= CLEAR, r, tl.where(total > 0.5, rest, -1.0))
+    return top, r, t, e
+
+
+@triton.jit
+def _merge(m, r, t, m2, r2, t2, s):
+    top = tl.maximum(m, m2)
+    d = (m - top) * s
+    d2 = (m2 - top) * s
+    a = tl.exp2(d)
+    b = tl.exp2(d2)
+    return top, a * r + b * r2 + tl.minimum(a, b), a * (t + d * (1.0 + r)) + b * (t2 + d2 * (1.0 + r2))
+
+
+@triton.jit(do_not_specialize=["n"])
+def target_kernel(x, x_stride, w, w_stride, y, out, n, width, BM: tl.constexpr, BK: tl.constexpr):
+    """out = z_y: cheaper to gather than to search in every tile."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = rows < n
+    target = tl.load(y + rows, mask=live, other=0)
+    acc = tl.zeros((BM, BK), tl.float32)
+    x_at = x + rows.to(tl.int64)[:, None] * x_stride
+    w_at = w + target.to(tl.int64)[:, None] * w_stride
+    for start in range(0, width, BK):
+        k = start + tl.arange(0, BK)
+        inside = live[:, None] & (k < width)[None, :]
+        a = tl.load(x_at + k[None, :], mask=inside, other=0.0).to(tl.float32)
+        b = tl.load(w_at + k[None, :], mask=inside, other=0.0).to(tl.float32)
+        acc += a * b
+    tl.store(out + rows, tl.sum(acc, axis=1), mask=live)
+
+
+@triton.jit(do_not_specialize=["n"])
+def statistics_kernel(
+    x, w, store, zy, part, n, v, width, s, RAGGED: tl.constexpr, STORE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """A work item is BM rows times TILES tiles of BN columns; its (m, r, t) go to part[:, item, rows]."""
+    row_blocks = tl.cdiv(n, BM)
+    items = tl.cdiv(v, BN * TILES)
+    steps = tl.cdiv(width, BK)
+    works = tl.maximum(row_blocks * items - tl.program_id(0), 0)
+    m = tl.full((BM,), LOWEST, tl.float32)
+    r = tl.full((BM,), -1.0, tl.float32)
+    t = tl.zeros((BM,), tl.float32)
+    for turn in tl.range(0, tl.cdiv(works, tl.num_programs(0)) * TILES, flatten=True):
+        work = tl.program_id(0) + (turn // TILES) * tl.num_programs(0)
+        tile = turn % TILES
+        row_block, item = _place(work, row_blocks, items, GROUP)
+        row = row_block * BM
+        column = (item * TILES + tile) * BN
+        z = _scores(x, w, row, column, steps, BM, BN, BK)
+        columns = column + tl.arange(0, BN)
+        if RAGGED:
+            z = tl.where((columns < v)[None, :], z, LOWEST)
+        top, r2, t2, e = _fold(z, s, BM, BN)
+        fresh = tile == 0
+        m = tl.where(fresh, LOWEST, m)
+        r = tl.where(fresh, -1.0, r)
+        t = tl.where(fresh, 0.0, t)
+        m, r, t = _merge(m, r, t, top, r2, t2, s)
+        rows = row + tl.arange(0, BM)
+        live = rows < n
+        if STORE:
+            away = (top - tl.load(zy + rows, mask=live, other=0.0)) * s
+            e = e * tl.exp2(tl.minimum(away, FAR))[:, None]
+            left, right = tl.split(tl.permute(tl.reshape(e.to(store.dtype), (BM, 2, BN // 2)), (0, 2, 1)))
+            store.store([row, column], left)
+            store.store([row, column + BN // 2], right)
+        to = part + item.to(tl.int64) * n + rows  # every tile writes; the last one of the item stays
+        stride = items.to(tl.int64) * n
+        tl.store(to, m, mask=live)
+        tl.store(to + stride, r, mask=live)
+        tl.store(to + 2 * stride, t, mask=live)
+
+
+@triton.jit
+def _log1p(r):
+    """log(1 + r) for r ≥ 0 to full float32 accuracy: 2 artanh(r / (2 + r)) where the sum would round r away."""
+    q = r / (2.0 + r)
+    w = q * q
+    small = q * (2.0 + w * (0.6666666667 + w * (0.4 + w * (0.2857142857 + w * (0.2222222222 + w * 0.1818181818)))))
+    return tl.where(r < 0.5, small, tl.log(1.0 + r))
+
+
+@triton.jit(do_not_specialize=["n"])
+def join_kernel(zy, part, logp, entropy, lse, scale, n, items, s, inverse_t, BM: tl.constexpr, BI: tl.constexpr):
+    """Merge the work items' (m, r, t) of BM rows into their statistics."""
+    rows = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = rows < n
+    stride = tl.cast(items, tl.int64) * n
+    m = tl.full((BM,), LOWEST, tl.float32)
+    r = tl.full((BM,), -1.0, tl.float32)
+    t = tl.zeros((BM,), tl.float32)
+    for start in range(0, items, BI):
+        item = start + tl.arange(0, BI)
+        inside = (item < items)[:, None] & live[None, :]
+        some = part + item.to(tl.int64)[:, None] * n + rows[None, :]
+        m2 = tl.load(some, mask=inside, other=LOWEST)
+        r2 = tl.load(some + stride, mask=inside, other=-1.0)
+        t2 = tl.load(some + 2 * stride, mask=inside, other=0.0)
+        top = tl.max(m2, axis=0)
+        d = (m2 - top[None, :]) * s
+        a = tl.exp2(d)
+        highest = (m2 == top[None, :]).to(tl.float32)
+        others = tl.sum(a * (1.0 - highest), axis=0) + (tl.sum(highest, axis=0) - 1.0)
+        t2 = tl.sum(a * (t2 + d * (1.0 + r2)), axis=0)
+        m, r, t = _merge(m, r, t, top, tl.sum(a * r2, axis=0) + others, t2, s)
+    rest = _log1p(r)
+    log_y = tl.minimum((tl.load(zy + rows, mask=live, other=0.0) - m) * inverse_t - rest, 0.0)
+    tl.store(logp + rows, log_y, mask=live)
+    tl.store(entropy + rows, tl.maximum(rest - t * 0.6931471805599453 / (1.0 + r), 0.0), mask=live)
+    tl.store(lse + rows, m * inverse_t + rest, mask=live)
+    tl.store(scale + rows, tl.exp(log_y) * inverse_t, mask=live)
+
+
+@triton.jit(do_not_specialize=["n", "low"])
+def gradient_kernel(
+    x, w, out, y, lse, logp, entropy, g, ge, n, v, width, low, s, inverse_t, ENTROPY: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """out = ∂L/∂(h Wᵀ) of columns [low, low + v), as in `chunked.gradient_tile`."""
+    row_blocks = tl.cdiv(n, BM)
+    column_blocks = tl.cdiv(v, BN)
+    steps = tl.cdiv(width, BK)
+    for work in tl.range(tl.program_id(0), row_blocks * column_blocks, tl.num_programs(0), flatten=True):
+        row_block, column_block = _place(work, row_blocks, column_blocks, GROUP)
+        row = row_block * BM
+        column = column_block * BN
+        z = _scores(x, w, row, low + column, steps, BM, BN, BK)
+        columns = tl.arange(0, BN)
+        rows = row + tl.arange(0, BM)
+        live = rows < n
+        target = tl.load(y + rows, mask=live, other=-1).to(tl.int32) - low - column
+        up = tl.load(g + rows, mask=live, other=0.0) * inverse_t
+        exact = tl.load(logp + rows, mask=live, other=0.0) * up
+        log2p = z * s - (tl.load(lse + rows, mask=live, other=0.0) * 1.4426950408889634)[:, None]
+        p = tl.exp2(log2p)
+        dz = tl.where(columns[None, :] == target[:, None], exact[:, None], -up[:, None] * p)
+        if ENTROPY:
+            up_h = tl.load(ge + rows, mask=live, other=0.0) * inverse_t
+            h = tl.load(entropy + rows, mask=live, other=0.0)
+            dz -= up_h[:, None] * p * (log2p * 0.6931471805599453 + h[:, None])
+        left, right = tl.split(tl.permute(tl.reshape(dz.to(out.dtype), (BM, 2, BN // 2)), (0, 2, 1)))
+        out.store([row, column], left)
+        out.store([row, column + BN // 2], right)
+
+
+# ── launches ────────────────────────────────────────────────────────────────────────────────────────────────
 
 STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
 GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
-REDO: dict[str, Any] = {"BM": 128, "BN": 128, "BK": 64, "num_warps": 8, "num_stages": 3}
-REDO_COLUMNS = 8
-"""Programs per row block: few, because most have nothing to do."""
-
-SKIPS_IGNORED = True
-"""`statistics` without a store gives 0 for targets of −100, and NaN for others outside the vocabulary."""
 WIDE_COPIES = 0
 """`gradient_tile` allocates nothing beside its result."""
 
@@ -34,104 +234,34 @@ def statistics(
     hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None, sum_sq: bool = False
 ) -> Statistics:
     """Statistics of every row; fills `store` (N, V), if given, with weights: ∂logp/∂(h Wᵀ) = −scale · store."""
-    if hidden.shape[0] == 0 or (store is not None and hidden.dtype == torch.float16):
+    if hidden.shape[0] == 0 or sum_sq or (store is not None and hidden.dtype == torch.float16):
         return chunked.statistics(hidden, head, targets, store, sum_sq)  # p_v / p_y does not fit float16
-    if store is None:
-        place = (targets != reference.IGNORE).cumsum(0, dtype=torch.int32)
-        return _join(hidden, head, targets, _parts_of_live(hidden, head, place, sum_sq), place, None)
-    zy = _scores_of(hidden, head, targets)
-    part = _empty_parts(hidden, head, sum_sq)
-    _launch_statistics(hidden, head, part, zy, zy, store, True)
-    stats = _join(hidden, head, targets, part, None, zy)
-    own = -(-stats.logp).expm1()  # the target's weight, times the slope of the soft cap
-    own = own if head.softcap is None else own * (1 - (zy / head.softcap).square())
-    store.scatter_(1, targets[:, None], own[:, None].to(store.dtype))
-    _redo_far_rows(hidden, head, targets, stats, store)
-    return stats
-
-
-def _parts_of_live(hidden: Tensor, head: Head, place: Tensor, sum_sq: bool) -> Tensor:
-    """(m, r, t), with `sum_sq` (m, r, t, u), of every work item and compacted row."""
-    n, width = hidden.shape
-    compact = torch.empty_like(hidden)
-    kernels.compact_kernel[(triton.cdiv(n, 8),)](
-        hidden, hidden.stride(0), place, compact, n, width, BM=8, BK=_columns(width), num_warps=4
+    (n, width), v, c, inverse_t = hidden.shape, head.weight.shape[0], STATISTICS, 1 / head.temperature
+    zy, *rows = (torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(5))
+    target_kernel[(triton.cdiv(n, 8),)](
+        hidden, hidden.stride(0), head.weight, head.weight.stride(0), targets, zy, n, width, BM=8,
+        BK=min(512, triton.next_power_of_2(width)), num_warps=4,
+    )  # fmt: skip
+    blocks = triton.cdiv(v, c["BN"])
+    tiles = next(k for k in (2, 3, 5, 1) if blocks % k == 0)  # of a work item
+    part = torch.empty(3, blocks // tiles, n, dtype=torch.float32, device=hidden.device)
+    x, programs = _tiles_of(hidden, c["BM"], c["BK"]), triton.cdiv(n, c["BM"]) * part.shape[1]
+    statistics_kernel[(min(_multiprocessors(hidden.device), programs),)](
+        x, _tiles_of(head.weight, c["BN"], c["BK"]), x if store is None else _tiles_of(store, c["BM"], c["BN"] // 2),
+        zy, part, n, v, width, LOG2E * inverse_t, RAGGED=v % c["BN"] != 0, STORE=store is not None, TILES=tiles, **c,
+    )  # fmt: skip
+    stats = Statistics(*rows)
+    join_kernel[(triton.cdiv(n, 8),)](
+        zy, part, *rows, n, part.shape[1], LOG2E * inverse_t, inverse_t, BM=8, BI=32, num_warps=4
     )
-    part = _empty_parts(hidden, head, sum_sq)
-    for x, whole in ((hidden, True), (compact, False)):
-        _launch_statistics(x, head, part, place, place, None, whole)
-    return part
-
-
-def _empty_parts(hidden: Tensor, head: Head, sum_sq: bool) -> Tensor:
-    items = triton.cdiv(triton.cdiv(head.weight.shape[0], STATISTICS["BN"]), _tiles(head))
-    return torch.empty(3 + sum_sq, items, hidden.shape[0], dtype=torch.float32, device=hidden.device)
-
-
-def _tiles(head: Head) -> int:
-    """Tiles per work item: a divisor of the number of tiles."""
-    blocks = triton.cdiv(head.weight.shape[0], STATISTICS["BN"])
-    return next(k for k in (2, 3, 5, 1) if blocks % k == 0)
-
-
-def _launch_statistics(
-    x: Tensor, head: Head, part: Tensor, zy: Tensor, place: Tensor, store: Tensor | None, whole: bool
-) -> None:
-    (n, width), v, c = x.shape, head.weight.shape[0], STATISTICS
-    programs = min(_multiprocessors(x.device), triton.cdiv(n, c["BM"]) * part.shape[1])
-    rows = _tiles_of(x, c["BM"], c["BK"])
-    out = rows if store is None else _tiles_of(store, c["BM"], c["BN"] // 2)
-    kernels.statistics_kernel[(programs,)](
-        rows, _tiles_of(head.weight, c["BN"], c["BK"]), out,
-        _bias(head), zy, place, part, n, v, width, LOG2E / head.temperature, head.softcap or 1.0,
-        BIAS=head.bias is not None, CAP=head.softcap is not None, RAGGED=v % c["BN"] != 0, STORE=store is not None,
-        WHOLE=whole, SUM_SQ=part.shape[0] == 4, TILES=_tiles(head), **c,
-    )  # fmt: skip
-
-
-def _scores_of(hidden: Tensor, head: Head, targets: Tensor) -> Tensor:
-    n, width = hidden.shape
-    out = torch.empty(n, dtype=torch.float32, device=hidden.device)
-    kernels.target_kernel[(triton.cdiv(n, 8),)](
-        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets, out, n, width,
-        head.softcap or 1.0, BIAS=head.bias is not None, CAP=head.softcap is not None, BM=8, BK=_columns(width),
-        num_warps=4,
-    )  # fmt: skip
-    return out
-
-
-def _join(
-    hidden: Tensor, head: Head, targets: Tensor, part: Tensor, place: Tensor | None, zy: Tensor | None
-) -> Statistics:
-    """Merge the parts; `place` if rows were compacted, `zy` if it is known."""
-    (n, width), inverse_t, sum_sq = hidden.shape, 1 / head.temperature, part.shape[0] == 4
-    stats = Statistics(*(torch.empty(n, dtype=torch.float32, device=hidden.device) for _ in range(4 + sum_sq)))
-    kernels.join_kernel[(triton.cdiv(n, 8),)](
-        hidden, hidden.stride(0), head.weight, head.weight.stride(0), _bias(head), targets,
-        part if zy is None else zy, targets if place is None else place, part, *stats[:4],
-        stats.logp if stats.sum_sq is None else stats.sum_sq,
-        n, head.weight.shape[0], width, part.shape[1], LOG2E * inverse_t, inverse_t, head.softcap or 1.0,
-        BIAS=head.bias is not None, CAP=head.softcap is not None, STORE=zy is not None, SUM_SQ=sum_sq,
-        BM=8, BK=_columns(width), BI=32, num_warps=4,
-    )  # fmt: skip
+    if store is not None:
+        own = -(-stats.logp).expm1()  # the target's weight
+        store.scatter_(1, targets[:, None], own[:, None].to(store.dtype))
+        if len(far := (stats.logp < FARTHEST * -0.69).nonzero().squeeze(-1)):
+            redone = store.new_empty(len(far), v)
+            stats.scale[far] = chunked.statistics(hidden[far], head, targets[far], redone).scale
+            store[far] = redone
     return stats
-
-
-def _columns(width: int) -> int:
-    """Columns that a gathering program reads per step."""
-    return min(512, triton.next_power_of_2(width))
-
-
-def _redo_far_rows(hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, store: Tensor) -> None:
-    """Store p_v instead of p_v / p_y in rows where the ratio overflows; only the device knows which."""
-    (n, width), v, c = hidden.shape, head.weight.shape[0], REDO
-    tiles = triton.cdiv(triton.cdiv(v, c["BN"]), REDO_COLUMNS)
-    kernels.redo_kernel[(triton.cdiv(n, c["BM"]), triton.cdiv(v, c["BN"] * tiles))](
-        _tiles_of(hidden, c["BM"], c["BK"]), _tiles_of(head.weight, c["BN"], c["BK"]), store, store.stride(0),
-        _bias(head), targets, stats.logp, stats.lse, stats.scale, n, v, width, tiles,
-        LOG2E / head.temperature, head.softcap or 1.0, 1 / head.temperature,
-        BIAS=head.bias is not None, CAP=head.softcap is not None, **c,
-    )  # fmt: skip
 
 
 def gradient_tile(
@@ -140,17 +270,12 @@ def gradient_tile(
     """out = ∂L/∂(h Wᵀ) of columns low, low+1, …, as in `chunked.gradient_tile`."""
     (n, width), v, c = hidden.shape, out.shape[1], GRADIENT
     programs = min(_multiprocessors(hidden.device), triton.cdiv(n, c["BM"]) * triton.cdiv(v, c["BN"]))
-    kernels.gradient_kernel[(programs,)](
+    gradient_kernel[(programs,)](
         _tiles_of(hidden, c["BM"], c["BK"]), _tiles_of(head.weight, c["BN"], c["BK"]),
-        _tiles_of(out, c["BM"], c["BN"] // 2), _bias(head), targets, stats.lse, -stats.logp.expm1(), stats.entropy,
-        g, g if ge is None else ge, n, v, width, low, LOG2E / head.temperature, head.softcap or 1.0,
-        1 / head.temperature, BIAS=head.bias is not None, CAP=head.softcap is not None, ENTROPY=ge is not None,
-        **c,
+        _tiles_of(out, c["BM"], c["BN"] // 2), targets, stats.lse, -stats.logp.expm1(), stats.entropy, g,
+        g if ge is None else ge, n, v, width, low, LOG2E / head.temperature, 1 / head.temperature,
+        ENTROPY=ge is not None, **c,
     )  # fmt: skip
-
-
-def _bias(head: Head) -> Tensor:
-    return head.weight if head.bias is None else head.bias
 
 
 def _tiles_of(t: Tensor, rows: int, columns: int) -> TensorDescriptor:

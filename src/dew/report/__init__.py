@@ -1,18 +1,29 @@
-"""The report: metrics and token records of runs as one self-contained HTML page, and as JSON."""
+"""The report: metrics and token records of runs as one self-contained HTML page, and as JSON, report.json, whose fields
+docs/report.md documents."""
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+from dew import __version__
 from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
-from dew.report.content import content_of
-from dew.report.readers import Run, read_records_file, read_runs, run_folders
+from dew.report.readers import Run, evenly, read_records_file, read_runs, run_folders
+from dew.report.results import arms_of, findings_of, rows_of
+from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import write_report
-from dew.run.records import Json
+from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
 __all__ = ["build", "build_from_records"]
 
+SCHEMA = 1
+MAX_STEPS = 4000
+"""Points of a curve in the page."""
+MAX_POINTS = 40_000
+"""Points of one metric over all runs."""
 log = logging.getLogger(__name__)
 
 
@@ -33,7 +44,6 @@ def build_from_records(file: Path, out: Path | None = None) -> Path:
 
 
 def read_content(folders: Sequence[Path]) -> Json:
-    """What the page shows, as in report.json."""
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
     runs = read_runs([run for folder in folders for run in run_folders(folder)])
@@ -54,3 +64,128 @@ def _write(content: Json, out: Path | None, folder: Path) -> Path:
     if out.is_dir():
         out = out / "report.html"
     return write_report(content, out if out.suffix == ".html" else out.with_name(f"{out.name}.html"))
+
+
+def content_of(runs: Sequence[Run]) -> Json:
+    """Tasks of a study have results of their own, since their scores cannot be compared."""
+    summaries = [[summary(group) for group in run.groups] for run in runs]
+    tasks = dict.fromkeys(str(run.facts.get("data")) for run in runs) if all("arm" in run.facts for run in runs) else {}
+    if len(tasks) > 1:
+        results: Json = {"tasks": _tasks(runs, tasks)}
+        title = f"{_title(list(dict.fromkeys(str(run.facts['arm']) for run in runs)))} on {len(tasks)} tasks"
+    else:
+        results = _results(runs, summaries)
+        title = _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in results["arms"]])
+    points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
+    return {
+        "schema": SCHEMA,
+        "title": title,
+        "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "dew": __version__,
+        **results,
+        "runs": [_run(run, groups, points) for run, groups in zip(runs, summaries, strict=True)],
+    }
+
+
+def _results(runs: Sequence[Run], summaries: Sequence[Sequence[Json]] = ()) -> Json:
+    arms, settings = arms_of(runs)
+    rows = rows_of(runs, arms)
+    findings = findings_of(runs, arms, rows, summaries)
+    rows = [{**row, "differences": [d.to_json() for d in row["differences"]]} for row in rows]
+    return {"findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
+
+
+def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:
+    """The results of each task. An arm's colour is the same in all of them."""
+    of_task = {task: [run for run in runs if str(run.facts.get("data")) == task] for task in tasks}
+    found = [{"task": task, **_results(of_task[task])} for task in tasks]
+    colours: dict[tuple[str, int], int] = {}
+    for results in found:
+        rules = [arm["algorithm"] for arm in results["arms"]]
+        for i, arm in enumerate(results["arms"]):
+            rate = rules[:i].count(rules[i])  # a rule at several learning rates has several colours
+            arm["colour"] = colours.setdefault((rules[i], rate), len(colours))
+    return found
+
+
+def _title(names: Sequence[str]) -> str:
+    return " · ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _run(run: Run, groups: Sequence[Json], points: int) -> Json:
+    return {
+        "name": run.name,
+        "kind": run.kind,
+        "facts": finite(_shareable(run.facts)),
+        "config": run.config,
+        "notices": run.notices,
+        "alarms": finite(run.alarms),
+        "scores": finite([_shareable(line) for line in run.scores]),
+        "metrics": _columns(_thin_steps(run.metrics, points)),
+        "sample": {**run.sample, "steps": min(len(run.metrics), points), "steps_of": len(run.metrics)},
+        "credit": finite(statistics(run.groups)),
+        "groups": [_group(group, numbers) for group, numbers in zip(run.groups, groups, strict=True)],
+    }
+
+
+def _thin_steps(metrics: Sequence[Json], points: int) -> Sequence[Json]:
+    """At most `points` lines, each with the latest value of every metric since the previous one, so none is lost."""
+    if len(metrics) <= points:
+        return metrics
+    thin: list[Json] = []
+    since = 0
+    for i in evenly(len(metrics), points):
+        thin.append({name: value for line in metrics[since : i + 1] for name, value in line.items()})
+        since = i + 1
+    return thin
+
+
+def _columns(metrics: Sequence[Json]) -> Json:
+    """Lines -> columns of equal length, null if a step lacks a metric."""
+    rounded = [{name: _six(value) for name, value in line.items()} for line in metrics]
+    names = dict.fromkeys(name for line in rounded for name, value in line.items() if value is not None)
+    return {name: [line.get(name) for line in rounded] for name in names}
+
+
+def _six(x: Any) -> float | int | None:
+    """A number with six significant digits, enough for a curve; None: not a number."""
+    if not isinstance(x, int | float) or isinstance(x, bool) or not math.isfinite(x):
+        return None
+    return x if isinstance(x, int) else float(f"{x:.6g}")
+
+
+def _group(group: GroupRecord, numbers: Json) -> Json:
+    return {
+        **{name: getattr(group, name) for name in ("step", "group", "prompt", "gold", "algorithm")},
+        "summary": finite(numbers),
+        "settings": finite(dict(group.settings)),
+        "answers": [_answer(*pair) for pair in zip(group.answers, above_mean(group).tolist(), strict=True)],
+    }
+
+
+def _answer(answer: AnswerRecord, above: float) -> Json:
+    names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
+    out: Json = {name: finite(getattr(answer, name)) for name in names} | {"above": finite(above)}
+    if answer.rewards:
+        out["rewards"] = finite(dict(answer.rewards))
+    out["tokens"] = list(answer.tokens)
+    if answer.live is not None and not all(answer.live):
+        out["live"] = [int(alive) for alive in answer.live]
+    for name in SIGNALS:
+        values = getattr(answer, name)
+        if values is not None:
+            out[name] = _short(values, 5 if name == "entropy" else 4)  # the page computes with the entropy
+    return out
+
+
+def _short(values: Sequence[float], digits: int) -> list[float | None] | float | None:
+    """Rounded to `digits` significant digits; a single number if all are equal, as in GRPO."""
+    short = [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
+    same = len(short) > 1 and short[0] is not None and len(set(short)) == 1
+    return short[0] if same else short
+
+
+def _shareable(facts: dict[str, Any]) -> dict[str, Any]:
+    """Without the paths of the machine that trained: a report is a file that people pass on."""
+    model = str(facts.get("model", ""))
+    return {**facts, "model": Path(model).name} if model.startswith(("/", "~")) else facts

@@ -1,18 +1,15 @@
 """Read the folder of a run of dew or of plain TRL, or a file of token records."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from dew.errors import ConfigError, EngineError, Problem, RecordError
+from dew.errors import ConfigError, Problem, RecordError
 from dew.files import read_whole, stay_inside
 from dew.run.folder import RunFolder
 from dew.run.records import (
     MAX_FILE,
-    AnswerRecord,
     GroupRecord,
     Json,
     SchemaError,
@@ -47,7 +44,6 @@ class Run:
     scores: list[Json] = field(default_factory=list)
     groups: list[GroupRecord] = field(default_factory=list)
     sample: dict[str, Any] = field(default_factory=dict)
-    """How much of the recorded data is included."""
     notices: list[str] = field(default_factory=list)
     """One sentence for each thing that could not be read."""
     folder: Path | None = None
@@ -57,26 +53,20 @@ def run_folders(folder: Path) -> list[Path]:
     """The folder itself, or, if it is not a run, the runs inside it, up to two levels down."""
     if not folder.is_dir() or _kind(folder):
         return [folder]
-    inside = _subfolders(folder)
-    runs = [inner for inner in inside if _kind(inner)]
-    runs += [inner for place in inside if place not in runs for inner in _subfolders(place) if _kind(inner)]
-    return runs or [folder]
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    found = [p for pattern in ("[!.]*", "[!.]*/*") for p in sorted(folder.glob(pattern)) if p.is_dir() and _kind(p)]
+    return [p for p in found if p.parent not in found] or [folder]
 
 
 def _kind(folder: Path) -> str | None:
     """The trainer that wrote this folder; None: it is not a run."""
     if any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records")):
         return "dew"
-    return "trl" if _trl_state(folder) or _trl_completions(folder) else None
+    return "trl" if _trl_state(folder) else None
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
     """The runs in `folders`, which divide the tokens of a page and the time to read them."""
-    recorded = [folder for folder in folders if any((folder / name).is_dir() for name in ("records", "completions"))]
+    recorded = [folder for folder in folders if (folder / "records").is_dir()]
     chosen = {recorded[i] for i in evenly(len(recorded), MAX_RECORDED)}
     return [read_run(folder, len(chosen) if folder in chosen else 0) for folder in folders]
 
@@ -87,17 +77,17 @@ def read_run(folder: Path, share: int = 1) -> Run:
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
     stay_inside(folder)
     if kind := _kind(folder):
-        return _dew_run(folder, share) if kind == "dew" else _trl_run(folder, share)
+        return _dew_run(folder, share) if kind == "dew" else _trl_run(folder)
     what = f"{folder}: not the folder of a run."
-    why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json or completions/*.parquet (TRL)."
+    why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json (TRL)."
     remedy = "For anything else, write the JSONL of docs/records.md and pass it with --records."
     raise ConfigError(Problem(what, why, remedy))
 
 
 def read_records_file(path: Path) -> Run:
-    """A single file of token records, from any trainer."""
     groups = read_records(path)
-    kept, sample, _ = read_sample([path], 1, lambda *_: (groups, len(groups)))
+    kept = thin(groups, PAGE_TOKENS) or [min(groups, key=cost)]
+    sample = {"groups": len(kept), "of": len(groups), "files": 1, "files_of": 1}
     algorithms = sorted({group.algorithm for group in groups if group.algorithm})
     facts = {"algorithm": {"name": ", ".join(algorithms)}} if algorithms else {}
     return Run(name=path.name, kind="records", facts=facts, groups=kept, sample=sample)
@@ -106,7 +96,6 @@ def read_records_file(path: Path) -> Run:
 # ── dew (docs/records.md) ───────────────────────────────────────────────────────────────────────────────────
 
 MAX_CONFIG = 200_000
-"""Characters of config.yaml in the page."""
 
 
 def _dew_run(folder: Path, share: int) -> Run:
@@ -128,8 +117,7 @@ def _dew_run(folder: Path, share: int) -> Run:
     return Run(name, "dew", notices=[*notices, *unread], folder=folder, **found)
 
 
-# ── TRL: curves in trainer_state.json, answers in completions/*.parquet, no token signals ───────────────────
-# Each answer is one "token": its text, with the advantage that TRL gave to all of it.
+# ── TRL: the curves in trainer_state.json ───────────────────────────────────────────────────────────────────
 
 TRL_NAMES = {
     "completions/mean_length": "length/mean",
@@ -142,8 +130,6 @@ TRL_NAMES = {
     "kl": "kl/ref",
 }
 """TRL's name -> dew's name of a metric; others keep TRL's."""
-TRL_TRAINS = "grpo"
-NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
 def _trl_state(folder: Path) -> Path | None:
@@ -153,20 +139,14 @@ def _trl_state(folder: Path) -> Path | None:
     return own if own.exists() else found[-1] if found else None
 
 
-def _trl_completions(folder: Path) -> list[Path]:
-    return sorted((folder / "completions").glob("*.parquet"))
-
-
-def _trl_run(folder: Path, share: int) -> Run:
+def _trl_run(folder: Path) -> Run:
     path = _trl_state(folder)
-    state = try_json(read_whole(path, MAX_FILE)) if path else {}
+    state = try_json(read_whole(path, MAX_FILE)) if path else None
     if not isinstance(state, dict):
         what = f"{path}: not the JSON that TRL writes; it is truncated or damaged."
         raise RecordError(Problem(what, remedy="Copy it again."))
-    groups, sample, notices = read_sample(_trl_completions(folder), share, _trl_groups)
     facts = {"engine": "trl", "steps": state.get("global_step"), "train_batch_size": state.get("train_batch_size")}
-    metrics = _trl_metrics(state.get("log_history"))
-    return Run(folder.resolve().name, "trl", facts, metrics=metrics, groups=groups, sample=sample, notices=notices)
+    return Run(folder.resolve().name, "trl", facts, metrics=_trl_metrics(state.get("log_history")))
 
 
 def _trl_name(name: str) -> str:
@@ -186,41 +166,6 @@ def _trl_metrics(history: Any) -> list[Json]:
         if "frac_reward_zero_std" in numbers:
             entry["groups/mixed_share"] = 1 - numbers["frac_reward_zero_std"]
     return [steps[step] for step in sorted(steps)]
-
-
-def _trl_groups(path: Path, _: float) -> tuple[list[GroupRecord], int]:
-    try:
-        import pyarrow as arrow
-        from pyarrow import parquet
-    except ImportError:
-        what = f"{path} is a Parquet file, and pyarrow is not installed."
-        raise EngineError(Problem(what, remedy="Run: pip install pyarrow")) from None
-    try:
-        table = parquet.read_table(arrow.BufferReader(read_whole(path, MAX_FILE))).to_pylist()
-    except (arrow.ArrowException, OSError) as error:
-        raise RecordError(f"{path}: cannot be read as Parquet ({str(error).splitlines()[0]}).") from None
-    by_prompt = groupby(table, key=lambda row: _chat_text(row.get("prompt")))
-    groups = []
-    for number, (prompt, rows) in enumerate(by_prompt):
-        members = list(rows)
-        step = int(members[0].get("step") or 0)
-        groups.append(GroupRecord(step, number, prompt, [_trl_answer(row) for row in members], algorithm=TRL_TRAINS))
-    return groups, len(groups)
-
-
-def _trl_answer(row: Json) -> AnswerRecord:
-    rewards = [v for k, v in row.items() if k not in NOT_REWARDS and isinstance(v, int | float)]
-    reward = float(sum(v for v in rewards if not math.isnan(v)))  # NaN: a function gave this answer no reward
-    advantage = row.get("advantage")
-    advantages = [float(advantage)] if isinstance(advantage, int | float) else None
-    return AnswerRecord([_chat_text(row.get("completion"))], reward > 0.5, reward, advantage=advantages)
-
-
-def _chat_text(x: Any) -> str:
-    """Text, or the joined messages of a chat."""
-    if isinstance(x, list):
-        return "\n".join(_chat_text(m.get("content")) if isinstance(m, dict) else str(m) for m in x)
-    return "" if x is None else str(x)
 
 
 # ── a sample of the groups that fits into a page ────────────────────────────────────────────────────────────
@@ -245,11 +190,7 @@ def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
     return groups
 
 
-def read_sample(
-    files: Sequence[Path],
-    share: int = 1,
-    read: Callable[[Path, float], tuple[list[GroupRecord], int]] = sample_records,
-) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
+def read_sample(files: Sequence[Path], share: int = 1) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
     """Groups from evenly spaced files within the budget, how much that is, and what could not be read.
 
     Each file may use its share of the budget plus what previous files left over. If no group fits, the smallest one
@@ -267,7 +208,7 @@ def read_sample(
     for path in picked:
         allowance += tokens / len(picked)
         try:
-            found, of = read(path, allowance * TOKEN_BYTES)
+            found, of = sample_records(path, allowance * TOKEN_BYTES)
         except RecordError as error:
             if path.exists():  # else the running job has removed it
                 notices.append(str(error))

@@ -3,23 +3,20 @@ and findings in words: verdicts, scores that rose or fell, alarms, and what the 
 
 import re
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import islice
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
-
 from dew.compare import Difference, corrected, paired, verdicts
 from dew.compare.results import AREA, by_problem, main_scores, read_answers
 from dew.compare.verdicts import TITLES, change_sentence, listed
 from dew.errors import DewError
 from dew.report.readers import Run
-from dew.report.tokens import SURE
-from dew.run.alarms import Alarms
-from dew.run.config import parse_yaml
+from dew.run.alarms import FIRST, Alarms
+from dew.run.config import flat, parse_yaml
 from dew.run.records import Json
 
 METRICS = {
@@ -57,22 +54,14 @@ def settings_of(run: Run) -> tuple[dict[str, str], set[str]]:
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
     facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
-    flat = _flatten(config) | _flatten({k: v for k, v in facts.items() if v is not None}) | _flatten(own)
-    if folder := flat.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
-        flat = {name: value.replace(folder, ".") for name, value in flat.items()}
-    return flat, set(_flatten(own))
+    every = _flatten(config) | _flatten({k: v for k, v in facts.items() if v is not None}) | _flatten(own)
+    if folder := every.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
+        every = {name: value.replace(folder, ".") for name, value in every.items()}
+    return every, set(_flatten(own))
 
 
 def _flatten(x: Any) -> dict[str, str]:
-    return {name: _text(value) for name, value in islice(_entries(x, ""), MAX_SETTINGS)}
-
-
-def _entries(x: Any, prefix: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
-    for key, value in x.items() if isinstance(x, dict) else ():
-        if isinstance(value, dict) and value and depth < 4:
-            yield from _entries(value, f"{prefix}{key}.", depth + 1)
-        else:
-            yield f"{prefix}{key}", value
+    return {name: _text(value) for name, value in islice(flat(x).items(), MAX_SETTINGS)} if isinstance(x, dict) else {}
 
 
 def _text(x: Any) -> str:
@@ -135,12 +124,6 @@ def _label(runs: Sequence[Run], known: list[dict[str, str]], arm: list[int], arm
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def ends(values: Sequence[float]) -> tuple[float, float]:
-    """The means of the first and of the last tenth."""
-    tenth = max(1, round(len(values) / 10))
-    return float(np.mean(values[:tenth])), float(np.mean(values[-tenth:]))
-
-
 def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
     """Scores, then metrics: {name, note, link, before, after, low, high (one per run), differences}.
 
@@ -200,8 +183,9 @@ def _metric_rows(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
         row = _row(runs, name, METRICS.get(name, "held-out problems, during training"))
         for i, run in enumerate(runs):
             if values := _values(run, name):
-                first, row["after"][i] = ends(values)
-                row["before"][i] = first if len(values) > 1 else None
+                tenth = max(1, round(len(values) / 10))  # the means of the first and of the last tenth
+                row["after"][i] = fmean(values[-tenth:])
+                row["before"][i] = fmean(values[:tenth]) if len(values) > 1 else None
         if any(x is not None for x in row["after"]):
             rows.append(row)
     same = [r for r in rows if r["name"] == "reward" and any(r["after"] == q["after"] for q in rows if q is not r)]
@@ -231,7 +215,8 @@ def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[D
         if reference is arm:
             continue
         names = {"arm": arm["label"], "baseline": reference["label"]}
-        both = [_by_seed(runs, a, row["after"]) for a in (arm, reference)]
+        seeds = {i: str(run.facts.get("seed", i)) for i, run in enumerate(runs)}
+        both = [{seeds[i]: x for i in a["runs"] if (x := row["after"][i]) is not None} for a in (arm, reference)]
         if len(both[0].keys() & both[1].keys()) > 1:
             found.append(paired(*both, score=row["name"], task=row.get("task", ""), **names))
         elif "task" in row and len(reference["runs"]) == len(arm["runs"]) == 1:
@@ -247,28 +232,12 @@ def _reference(arms: Sequence[Json], arm: Json) -> Json:
     return rate[0] if rate and rate[0] is not arm else same[0]
 
 
-def _by_seed(runs: Sequence[Run], arm: Json, values: Sequence[float | None]) -> dict[str, float]:
-    return {str(runs[i].facts.get("seed", i)): x for i in arm["runs"] if (x := values[i]) is not None}
-
-
 # ── findings in words ───────────────────────────────────────────────────────────────────────────────────────
 
-MIN_STEPS = 20
-"""Shorter runs are not checked for a flat reward."""
 MAX_CHECKED = 20_000
 """Steps of all runs that are checked again for alarms: the first and the last ones of each."""
 MAX_PAIRED = 16
 """Runs whose evaluated answers are read, to pair scores by problem."""
-
-METRIC_OF = {
-    "never_correct": "accuracy", "no_signal": "groups/mixed_share", "truncated": "length/truncated_share",
-    "entropy_collapse": "entropy", "entropy_explosion": "entropy", "one_token_takes_all": "credit/top1_share",
-    "large_weight": "credit/max_weight",
-    "off_policy": "ratio/abs_log", "sampler_mismatch": "sampler/kl",
-    "clipped": "clip/high", "never_clips": "kl/approx", "no_gradient": "grad_norm", "not_finite": "grad_norm",
-    "reward_flat": "reward", "wrong_sign": "credit/flipped_share", "pass_falls": "eval/pass",
-}  # fmt: skip
-"""Alarm -> the metric that shows it."""
 
 
 def findings_of(
@@ -316,24 +285,21 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
 
 
 def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tuple[str, float, str] | None:
-    """An arm's change of a score: the kind of finding, its size, and a sentence; None if it was not measured twice."""
-    change = _change(runs, arm, row)
+    """An arm's change of a score: the kind of finding, its size, and a sentence; None if it was not measured twice.
+
+    Over problems for a single run that kept its answers, else over seeds.
+    """
+    after, before = ({i: x for i in arm["runs"] if (x := row[when][i]) is not None} for when in ("after", "before"))
+    change, common = None, [i for i in after if i in before]
+    if len(common) == 1 and "task" in row and len(runs) <= MAX_PAIRED:
+        folder = runs[common[0]].folder
+        change = by_problem(answers_of(folder), answers_of(folder, "before"), row["name"])
+    change = change or paired(after, before, arm="after", baseline="before", score=row["name"])
     if change is None:
         return None
     noise = abs(change.value) < 0.05 if change.too_few else change.within_noise
     text = change_sentence(arm["label"] if len(runs) > 1 else runs[0].name, change, score)
     return "note" if noise else "bad" if change.value < 0 else "good", abs(change.value), text
-
-
-def _change(runs: Sequence[Run], arm: Json, row: Json) -> Difference | None:
-    """The change during training: over problems for a single run that kept its answers, else over seeds."""
-    after, before = ({i: x for i in arm["runs"] if (x := row[when][i]) is not None} for when in ("after", "before"))
-    common = [i for i in after if i in before]
-    if len(common) == 1 and "task" in row and len(runs) <= MAX_PAIRED:
-        folder = runs[common[0]].folder
-        if found := by_problem(answers_of(folder), answers_of(folder, "before"), row["name"]):
-            return found
-    return paired(after, before, arm="after", baseline="before", score=row["name"])
 
 
 def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
@@ -351,71 +317,39 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
             raising = [(sum(r in by_run for r in arm["runs"]), arm) for arm in arms]
             counts = [f"{n} of {len(arm['runs'])} runs of {arm['label']}" for n, arm in raising if n]
             also = f" In {listed(counts)}."
-        text = f"{_who(runs, i)}{alarms[0].get('message') or name}{_when(alarms)}{also}"
-        link = f"#curves&chart={quote(METRIC_OF.get(name, ''), safe='')}"
+        steps = [alarm["step"] for alarm in alarms if isinstance(alarm.get("step"), int)]
+        more = f", and {len(steps) - 1} more, last at step {steps[-1]}" if len(steps) > 1 else ""
+        when = f" (step {steps[0]}{more})" if steps else ""
+        text = f"{_who(runs, i)}{alarms[0].get('message') or name}{when}{also}"
         remedy = str(alarms[0].get("remedy") or "")
-        found.append({"kind": "bad", "alarm": name, "text": text, "remedy": remedy, "link": link})
+        found.append({"kind": "bad", "alarm": name, "text": text, "remedy": remedy, "link": "#curves"})
     return found
 
 
-def _when(alarms: Sequence[Json]) -> str:
-    steps = [alarm["step"] for alarm in alarms if isinstance(alarm.get("step"), int)]
-    if not steps:
-        return ""
-    if len(steps) == 1:
-        return f" (step {steps[0]})"
-    return f" (step {steps[0]}, and {len(steps) - 1} more, last at step {steps[-1]})"
-
-
 def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Sequence[Json]]) -> list[Json]:
-    """What the recorded tokens of each arm show."""
+    """Tokens of each arm with credit of the wrong sign."""
     found = []
     for arm in arms if summaries else ():
         groups = [group for i in arm["runs"] for group in summaries[i]]
-        tokens, flipped = (sum(group[name] for group in groups) for name in ("trained", "flipped"))
-        sure = sum(group["sure"] * group["trained"] for group in groups)
-        who = f"{arm['label']}: " if len(runs) > 1 else ""
-        link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
-        if flipped:
+        if flipped := sum(group["flipped"] for group in groups):
+            who = f"{arm['label']}: " if len(runs) > 1 else ""
             text = (
                 f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
-                "credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: "
-                f"{flipped:,} tokens, "
-                f"{100 * flipped / tokens:.1f}% of those that train."
+                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: "
+                f"{flipped:,} tokens, {flipped / sum(group['trained'] for group in groups):.1%} of those that train."
             )
+            link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
             found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
-        if sure > 0.5 * tokens and any(group["spread"] > 0 for group in groups):
-            text = (
-                f"{who}{100 * sure / tokens:.0f}% of the recorded tokens have an entropy below {SURE:g} nats. "
-                "Weights there compare numbers that are close to rounding noise."
-            )
-            found.append({"kind": "note", "text": text, "link": f"{link}&with=all&by=sure"})
     return found
 
 
 def remarks(metrics: Sequence[Json], alarms: Sequence[Json], most: int = MAX_CHECKED) -> list[Json]:
-    """The first alarm of each rule, checked afterwards (other trainers have no alarms), and a flat reward."""
+    """The first alarm of each rule, checked afterwards: other trainers have no alarms."""
     rules = Alarms()
-    checked = [*metrics[:MIN_STEPS], *metrics[MIN_STEPS:][-most:]]
+    checked = [*metrics[:FIRST], *metrics[FIRST:][-most:]]
     found = [alarm for line in checked for alarm in rules.update(line["step"], line)]
     raised = {str(alarm.get("alarm")) for alarm in alarms}
     first: dict[str, Json] = {}
-    for remark in [*found, *_flat_reward(metrics)]:
-        if remark["alarm"] not in raised:
-            first.setdefault(remark["alarm"], remark)
-    return list(first.values())
-
-
-def _flat_reward(metrics: Sequence[Json]) -> list[Json]:
-    """A remark if the last fifth is not above the first by twice the standard error of the difference."""
-    reward = np.array([m["reward"] for m in metrics if isinstance(m.get("reward"), int | float)], float)
-    if len(reward) < MIN_STEPS:
-        return []
-    fifth = len(reward) // 5
-    first, last = reward[:fifth], reward[-fifth:]
-    error = np.sqrt((first.var(ddof=1) + last.var(ddof=1)) / fifth)
-    if last.mean() - first.mean() > max(2 * error, 1e-9):
-        return []
-    message = f"The reward does not rise: {first.mean():.3f} in the first fifth, {last.mean():.3f} in the last."
-    remedy = "Read some answers under Groups: is the reward right, and are answers both correct and wrong?"
-    return [{"alarm": "reward_flat", "message": message, "remedy": remedy}]
+    for remark in found:
+        first.setdefault(remark["alarm"], remark)
+    return [remark for name, remark in first.items() if name not in raised]

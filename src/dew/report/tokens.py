@@ -1,4 +1,4 @@
-"""How credit is distributed over the tokens of a group, of all groups in a page, and over training.
+"""How credit is distributed over the tokens of a group and of all groups in a page.
 
 Credit is the advantage used in training, if the run recorded it.
 """
@@ -20,8 +20,6 @@ MIN_ENTROPY = 1e-4
 """Start of the logarithmic entropy axis."""
 SURE = 0.01
 """Entropy in nats that counts as near zero: the policy gives one token about 99.9%."""
-MAX_PERIODS = 20
-"""Steps, or ranges of steps, in which credit is followed over training."""
 
 SIDES = ("correct", "wrong")
 Uses = tuple[bool, str, float]
@@ -96,18 +94,16 @@ def summary(group: GroupRecord) -> Json:
 
 
 def statistics(groups: Sequence[GroupRecord]) -> Json:
-    """Distributions of entropy and credit, share of credit by entropy, words, and all over training."""
+    """Distributions of entropy and credit, share of credit by entropy, and words."""
     if not groups:
-        return {"tokens": 0, "periods": []}
-    by_group = [(group.step, _tokens(group), _word_uses(group)) for group in groups]
-    correct, entropy, credit = tokens = np.concatenate([found for _, found, _ in by_group], axis=1)
+        return {"tokens": 0}
+    correct, entropy, credit = tokens = np.concatenate([_tokens(group) for group in groups], axis=1)
     return {
         "tokens": entropy.size,
         "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
         "credit": _histogram(credit, correct),
         "deciles": _deciles(tokens),
-        "periods": _periods(by_group),
-        "words": _words(use for _, _, uses in by_group for use in uses),
+        "words": _words(use for group in groups for use in _word_uses(group)),
     }
 
 
@@ -146,22 +142,6 @@ def _deciles(tokens: np.ndarray) -> Json | None:
     return out or None
 
 
-def _periods(by_group: Sequence[tuple[int, np.ndarray, list[Uses]]]) -> list[Json]:
-    """Deciles and top words of each recorded step, or of ranges of steps."""
-    steps = sorted({step for step, _, _ in by_group})
-    out = []
-    for part in np.array_split(np.array(steps), min(MAX_PERIODS, len(steps))):
-        inside = [(tokens, uses) for step, tokens, uses in by_group if part[0] <= step <= part[-1]]
-        words = _words((use for _, uses in inside for use in uses), most=5) or {}
-        out.append({
-            "from": int(part[0]),
-            "to": int(part[-1]),
-            "deciles": _deciles(np.concatenate([tokens for tokens, _ in inside], axis=1)) or {},
-            "words": {side: [word["word"] for word in found] for side, found in words.items()},
-        })  # fmt: skip
-    return out
-
-
 def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Join tokens into words, with their indices: a token that continues in letters belongs to the previous word."""
     words: list[tuple[str, list[int]]] = []
@@ -192,7 +172,7 @@ def _word_uses(group: GroupRecord) -> list[Uses]:
     return uses
 
 
-def _words(uses: Iterable[Uses], most: int = MAX_WORDS) -> Json | None:
+def _words(uses: Iterable[Uses]) -> Json | None:
     """The words with the most extra credit in correct and in wrong answers; None if credit is uniform.
 
     Ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra.
@@ -206,5 +186,5 @@ def _words(uses: Iterable[Uses], most: int = MAX_WORDS) -> Json | None:
     for name, words in zip(SIDES, extra.values(), strict=True):
         rows = [(sum(xs) / len(xs), len(xs), word) for word, xs in words.items() if len(xs) >= MIN_USES]
         best = sorted((row for row in rows if row[0] > 0), key=lambda row: -row[0] * row[1] ** 0.5)
-        out[name] = [{"word": word, "uses": n, "extra": mean} for mean, n, word in best[:most]]
+        out[name] = [{"word": word, "uses": n, "extra": mean} for mean, n, word in best[:MAX_WORDS]]
     return out

@@ -36,7 +36,8 @@ def page(content: Json, live: str = "") -> str:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined)
-    script, style = _script(), _style()
+    script = _script()
+    style = "\n".join(file.read_text("utf-8") for file in (VENDOR / "uPlot.min.css", PAGE / "page.css"))
     return environment.get_template("page.html.j2").render(
         title=content["title"],
         policy=f"default-src 'none'; img-src data:; script-src {_hash(script)}; style-src {_hash(style)}; "
@@ -83,10 +84,6 @@ def _script() -> str:
     plots = (VENDOR / "uPlot.iife.min.js").read_text("utf-8")
     ours = "\n".join((PAGE / "js" / f"{name}.js").read_text("utf-8") for name in SCRIPTS)
     return f"/* uPlot 1.6.32\n{licence}\n*/\n{plots}\n(() => {{\n'use strict';\n{ours}\n}})();\n"
-
-
-def _style() -> str:
-    return (VENDOR / "uPlot.min.css").read_text("utf-8") + "\n" + (PAGE / "page.css").read_text("utf-8")
 
 
 def _hash(text: str) -> str:

@@ -1,9 +1,4 @@
-"""Alarms: rules over a run's metrics, each with one condition, one message and one remedy.
-
-    alarms = Alarms()
-    for step, metrics in ...:                       # names as in docs/metrics.md
-        for alarm in alarms.update(step, metrics):  # {"step", "alarm", "message", "remedy", "value", "threshold"}
-            ...
+"""Alarms: rules over a run's metrics (docs/metrics.md), each with one condition, one message and one remedy.
 
 A rule fires once when its condition starts, and can fire again after the condition has ended. Does not need torch.
 """
@@ -30,25 +25,22 @@ class History:
     """The first and the newest values of each metric, in step order, in bounded memory. Missing values leave no gap."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[int, float]] = {}
+        self.values: dict[str, dict[int, float]] = {}
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Add a step. Values of the same step or later (parts of a step, a resumed run) are replaced."""
         for name, value in metrics.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            values = self._values.setdefault(name, {})
+            values = self.values.setdefault(name, {})
             while values and next(reversed(values)) >= step:
                 values.popitem()
             values[step] = float(value)
-            for surplus in list(values)[FIRST:-NEWEST] if len(values) > FIRST + 2 * NEWEST else []:
-                del values[surplus]
-
-    def names(self) -> list[str]:
-        return list(self._values)
+            if len(values) > FIRST + NEWEST:
+                del values[list(values)[FIRST]]
 
     def series(self, name: str) -> Series:
-        return list(self._values.get(name, {}).values())
+        return list(self.values.get(name, {}).values())
 
     def last(self, name: str, count: int = 1) -> Series:
         """The newest `count` values; empty if there are fewer."""
@@ -95,7 +87,7 @@ def _one_token_takes_all(history: History) -> Crossed:
 
 def _pass_falls(history: History) -> Crossed:
     """The pass@k with the largest k on an evaluation set, more than ten points below its first value."""
-    found = [m for name in history.names() if (m := re.fullmatch(r"(eval/(?:.+_)?pass@)(\d{1,6})", name))]
+    found = [m for name in history.values if (m := re.fullmatch(r"(eval/(?:.+_)?pass@)(\d{1,6})", name))]
     largest = {m[1]: m[0] for m in sorted(found, key=lambda m: int(m[2])) if int(m[2]) > 1}
     all_series = [history.series(name) for name in largest.values()]
     return next(((x[-1], x[0]) for x in all_series if x[-1] < x[0] - 0.1), None)
@@ -195,8 +187,6 @@ RULES = (
 
 
 class Alarms:
-    """Checks the rules step by step."""
-
     def __init__(self) -> None:
         self._history = History()
         self._active: set[str] = set()

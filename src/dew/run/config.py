@@ -32,9 +32,7 @@ class Scoring:
     """How a run is evaluated before and after training, on held-out problems."""
 
     problems: int = 128
-    """Number of held-out problems."""
     k: int = 16
-    """Answers per problem."""
     temperature: float = 1.0
     max_new_tokens: int | None = None
     """Maximum new tokens per answer; None: the run's max_completion_length."""
@@ -45,13 +43,10 @@ class Run:
     """The config of a run. `settings` holds the engine's keys under TRL's names, `verl` the keys only verl has."""
 
     engine: str = "trl"
-    """trl or verl."""
     task: str | None = None
     """countdown, chain, a named data set, or a file of problems; None where `dataset_name` is used instead."""
     task_settings: Settings = field(default_factory=dict)
-    """Settings of the task, e.g. {numbers: 3}."""
     problems: int = 4096
-    """Number of training problems taken from the task."""
     verifier: str | None = None
     """Name of the verifier; None: the task's own."""
     scores: Scoring | None = None
@@ -61,7 +56,6 @@ class Run:
     env: Settings = field(default_factory=dict)
     """Environment variables to set before training, as in TRL's files."""
     settings: Settings = field(default_factory=dict)
-    """All other keys, for the engine."""
     source: str | None = None
     """The file the config was read from, for messages."""
 
@@ -70,7 +64,6 @@ class Run:
 
     @property
     def algorithm_settings(self) -> Settings:
-        """algorithm_kwargs as a mapping."""
         return algorithm_settings(self.settings.get("algorithm_kwargs"))
 
     def to_dict(self) -> Settings:
@@ -148,14 +141,11 @@ def _scoring(value: Any) -> Scoring | None:
         example = "Write true, false or settings such as {problems: 128, k: 16}."
         raise ConfigError(Problem(f"scores: {value!r} is not understood.", remedy=example))
     check_keys([f"scores.{key}" for key in value], [f"scores.{f.name}" for f in fields(Scoring)])
-    problems = []
-    for key, x in value.items():
-        if key == "temperature" and (type(x) not in (int, float) or not x > 0):
-            problems.append(Problem(f"scores.temperature: {x!r}.", remedy="Give a number above 0."))
-        elif key != "temperature" and x is not None and (type(x) is not int or x < 1):
-            problems.append(Problem(f"scores.{key}: {x!r}.", remedy="Give a whole number of at least 1."))
-    if problems:
-        raise ConfigError(problems)
+    types = {"temperature": (int, float), "max_new_tokens": (int, type(None))}
+    bad = {k: x for k, x in value.items() if type(x) not in types.get(k, (int,)) or (x is not None and not x > 0)}
+    if bad:
+        remedy = "Give a number above 0, a whole one except for the temperature."
+        raise ConfigError([Problem(f"scores.{key}: {x!r}.", remedy=remedy) for key, x in bad.items()])
     return Scoring(**value)
 
 
@@ -194,7 +184,6 @@ def find_model(name: str, setting: str = "model_name_or_path") -> str:
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
 
 MAX_SIZE = 200_000
-"""Characters of a config file."""
 
 
 class _Constructor(SafeConstructor):
@@ -206,7 +195,6 @@ for _tag in ("timestamp", "value"):
 
 
 def read_yaml(path: str | Path) -> Settings:
-    """The mapping in a YAML file."""
     path = Path(path)
     try:
         text = read_whole(path, 4 * MAX_SIZE).decode("utf-8-sig")
@@ -252,9 +240,8 @@ class _Representer(SafeRepresenter):
         return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
     def represent_float(self, data: float) -> Any:
-        node = super().represent_float(data)
-        node.value = re.sub(r"^(-?\d+)e", r"\1.0e", node.value)
-        return node
+        text = super().represent_float(data).value
+        return self.represent_scalar("tag:yaml.org,2002:float", re.sub(r"^(-?\d+)e", r"\1.0e", text))
 
 
 PLAIN = re.compile(r"(?!(?:y|n|yes|no|on|off|true|false|null)$)[a-z][\w./-]*", re.ASCII | re.IGNORECASE)

@@ -49,7 +49,6 @@ class RunFolder:
         write_atomically(self.path / "scores.json", to_json([dict(score) for score in scores], indent=1))
 
     def write_metrics(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """All lines of metrics.jsonl at once."""
         write_atomically(self.path / "metrics.jsonl", b"".join(to_json(dict(line)) for line in lines))
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -67,7 +66,6 @@ class RunFolder:
         return written
 
     def sync(self) -> None:
-        """Flush the logs to disk."""
         for path in self.path.glob("*.jsonl"):
             sync(path)
 
@@ -119,11 +117,9 @@ class RunFolder:
         return [latest[key] for key in sorted(latest, key=lambda key: key[0])]
 
     def record_files(self) -> list[Path]:
-        """The files of token records, in step order."""
         return sorted((self.path / "records").glob("step-*.jsonl.gz"))
 
     def records(self) -> Iterator[GroupRecord]:
-        """Every group of every step."""
         for path in self.record_files():
             yield from read_records(path)
 

@@ -36,7 +36,6 @@ class AnswerRecord:
     """One answer. Every list has one entry per token; None: not recorded."""
 
     tokens: Sequence[str]
-    """The decoded text of each token."""
     correct: bool
     reward: float
     """The raw reward, before any shaping."""
@@ -83,8 +82,6 @@ PER_TOKEN = ("live", *SIGNALS)
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """One prompt and its answers in one step."""
-
     step: int
     group: int
     prompt: str
@@ -95,7 +92,6 @@ class GroupRecord:
 
     @property
     def size(self) -> int:
-        """Tokens of all answers."""
         return sum(len(answer.tokens) for answer in self.answers)
 
 

@@ -15,7 +15,6 @@ from typing import Any
 from dew.errors import ConfigError, Problem, did_you_mean
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
-"""Sections of verl's configuration."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,6 @@ class Batches:
     sampled: int
     """Answers of one generation: they are sampled at once."""
     trained: int
-    """Answers of one optimizer step."""
     answers: int
     """G, the answers to one prompt."""
     passes: int = 1
@@ -138,12 +136,10 @@ class Batches:
 
     @property
     def prompts(self) -> int:
-        """Prompts of one generation."""
         return self.sampled // self.answers
 
     @property
     def optimizer_steps(self) -> float:
-        """Optimizer steps per generation."""
         return self.passes * self.sampled / self.trained
 
     @property
@@ -156,7 +152,6 @@ class Batches:
         return self.sampled % self.answers == 0
 
     def facts(self) -> dict[str, Any]:
-        """Every number, for programs."""
         return {**vars(self), "prompts": self.prompts, "optimizer_steps": self.optimizer_steps}
 
     def __str__(self) -> str:

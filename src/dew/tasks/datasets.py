@@ -49,7 +49,6 @@ def render(template: str, problem: str) -> Any:
 
 
 def _first(raw: Row, *names: str) -> Any:
-    """The first of these columns that the row has."""
     for name in names:
         if raw.get(name) is not None:
             return last_message(raw[name])
@@ -104,7 +103,6 @@ class Dataset:
     source: str | Path
     read: Read
     train: str | None = "train"
-    """Training split; None: evaluation only."""
     held_out: str | None = "test"
     """Test split; None: an eighth of the training problems, selected by a hash of the problem."""
     tested_on: str | None = None
@@ -117,7 +115,6 @@ class Dataset:
 
     @property
     def column(self) -> str:
-        """The column that identifies a row."""
         return "problem" if self.template else "prompt"
 
     def problems(self, split: Split) -> list[Row]:

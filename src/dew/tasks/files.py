@@ -117,7 +117,6 @@ def _cell(raw: Row, name: str) -> Any:
 
 
 def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> RawRows:
-    """The rows of a file, or of one split of a folder or hub data set."""
     path = Path(source).expanduser()
     if path.is_dir():
         yield from _folder(path, split)
@@ -158,20 +157,11 @@ def split_files(folder: Path, split: str) -> list[Path]:
 
 
 def _folder(folder: Path, split: str) -> RawRows:
-    """One split of a folder of files, or as written by `save_to_disk`."""
     if files := split_files(folder, split):
         for file in files:
             yield from _file(file)
         return
     found = sorted(file.name for file in folder.iterdir())
-    if {"dataset_dict.json", "dataset_info.json"} & {*found}:
-        from datasets import load_from_disk
-
-        data = load_from_disk(str(folder))
-        if not isinstance(data, dict) or split in data:
-            yield from _numbered(folder.name, data[split] if isinstance(data, dict) else data)
-            return
-        found = list(data)
     what = f"{folder}: no {split} split; it has {', '.join(found[:10]) or 'no files'}."
     raise ConfigError(Problem(what, remedy=f"Expected {split}.jsonl, .jsonl.gz, .json or .parquet."))
 
@@ -211,8 +201,6 @@ def _lines(path: Path, file: Any) -> RawRows:
 
 def _json(path: Path, file: Any) -> RawRows:
     value = json.loads(_limited(path, file.read(MAX_BYTES + 1)))
-    if isinstance(value, dict):
-        value = next((rows for rows in value.values() if isinstance(rows, list)), [])
     if not isinstance(value, list):
         raise ConfigError(f"{path}: a {type(value).__name__}, not a list of rows.")
     return _numbered(path.name, value)

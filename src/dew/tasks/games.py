@@ -57,7 +57,6 @@ class Countdown(_Game):
     numbers: int = 4
     """How many numbers are given; a solution has one step fewer."""
     largest: int = 13
-    """The numbers are drawn from 1 to this."""
     ceiling: int = 99
     """Maximum of the target and of every result in the solution."""
 
@@ -98,7 +97,6 @@ class Chain(_Game):
     """
 
     steps: tuple[int, int] = (8, 16)
-    """Minimum and maximum number of operations."""
     ceiling: int = 99
     """Maximum of every value; the minimum is 0."""
 

@@ -22,7 +22,6 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
-from dew.engines.recorder import RESUME
 from dew.errors import ConfigError, DewError, EngineError, Problem
 from dew.files import sync, write_atomically
 from dew.run.folder import RunFolder
@@ -77,20 +76,16 @@ def last_good(folder: str, accelerator: Any) -> str | None:
     return broadcast_object_list(found)[0]  # type: ignore[no-any-return]
 
 
-def claim_folder(args: Any, accelerator: Any) -> str | None:
-    """Refuse or clear the folder of an earlier run. `dew resume` runs a script again: then its checkpoint."""
+def claim_folder(args: Any, accelerator: Any) -> None:
+    """Refuse or clear the folder of an earlier run."""
     folder = args.output_dir
     (used,) = broadcast_object_list([RunFolder(folder).used()])
-    again = os.environ.get(RESUME) == str(Path(folder).resolve())
-    if used and again and (found := last_good(folder, accelerator)) is not None:
-        return found
-    if used and not again and not args.overwrite_output_dir:
+    if used and not args.overwrite_output_dir:
         remedy = "Choose another output_dir, train(resume_from_checkpoint=True), or set overwrite_output_dir=True."
         raise ConfigError(Problem(f"output_dir={folder!r} holds an earlier run.", remedy=remedy))
     if used and accelerator.is_main_process:
         RunFolder(folder).clear()
     accelerator.wait_for_everyone()
-    return None
 
 
 def finished(checkpoint: str, args: Any) -> TrainerState | None:

@@ -21,7 +21,6 @@ from dew.engines.recorder import (
     credit_metrics,
     entropy_sums,
     group_records,
-    script,
 )
 from dew.engines.trl.batch import Batch, gather_columns
 from dew.errors import EngineError, Problem
@@ -182,7 +181,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
             batches=str(args.batches),
-            **script(),
         )
 
     def put(self, numbers: Numbers) -> None:

@@ -130,9 +130,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train as TRL's trainer does. True resumes from the newest complete checkpoint."""
         self._waiting, self._statistics = [], metrics.StepStatistics()  # without those of an interrupted step
-        checkpoint = resume_from_checkpoint
-        if not checkpoint:
-            checkpoint = self._verified = checkpoints.claim_folder(self.args, self.accelerator)
+        checkpoint = resume_from_checkpoint or None
+        if checkpoint is None:
+            checkpoints.claim_folder(self.args, self.accelerator)
         self._recorder.start(self)
         logger.info("%s", self.args.batches)
         try:

@@ -1,4 +1,4 @@
-// Where entropy and credit lie over the groups of one run, and over its training. Every mark opens its tokens.
+// Where entropy and credit lie over the groups of one run. Every mark opens its tokens.
 
 const WIDE = 420;
 const HIGH = 170;
@@ -43,23 +43,22 @@ function drawing(label, parts) {
 const spreadFigure = (title, note, { label = title, parts, csv, key }) =>
   figure(title, note, csv, (box) => box.append(drawing(label, parts())), { key });
 
-const below = (left, right, x = 10) => [
-  s('text', { x, y: HIGH - 6 }, left),
+const below = (left, right) => [
+  s('text', { x: 10, y: HIGH - 6 }, left),
   s('text', { x: WIDE - 10, y: HIGH - 6, 'text-anchor': 'end' }, right),
 ];
-const beside = (text, x, y) => s('text', { x, y, 'text-anchor': 'end' }, text);
 const across = (y, name) => s(`line.${name}`, { x1: 10, x2: WIDE - 10, y1: y, y2: y });
 const heightOf = (top) => (v) => FLOOR_Y - ((HIGH - 40) * v) / top;
 
-/** Bars and cells in columns between `left` and the right edge: [x, width] of column k of n. */
-const columnAt = (left, n) => (k) => [left + ((WIDE - 10 - left) * k) / n, (WIDE - 10 - left) / n];
+/** Bars in columns: [x, width] of column k of n. */
+const columnAt = (n) => (k) => [10 + ((WIDE - 20) * k) / n, (WIDE - 20) / n];
 
-/** The tokens of one tenth by entropy of the answers with an outcome, of one period of training if given. */
-function openTenth(r, name, { tops }, d, period = null) {
-  const title = `${SIDE_SIGN[name]}${period ? `, ${stepsOf(period)}` : ''}: tenth ${d + 1} by entropy`;
+/** The tokens of one tenth by entropy of the answers with an outcome. */
+function openTenth(r, name, { tops }, d) {
+  const title = `${SIDE_SIGN[name]}: tenth ${d + 1} by entropy`;
   const test = (answer, t, group) =>
     group.credited && isSide(answer, name) && isKnown(answer.entropy?.[t]) && isKnown(answer.advantage?.[t]);
-  openTokens(title, r, test, { tenth: { d, tops }, period });
+  openTokens(title, r, test, { d, tops });
 }
 
 /** Two outlines over one axis: correct solid and blue, wrong dashed and orange. Each bin opens its tokens. */
@@ -69,7 +68,7 @@ function histogram(r, title, data, note, signal) {
   const bins = correct.length;
   const edge = (k) => (signal === 'entropy' ? low * (high / low) ** (k / bins) : low + ((high - low) * k) / bins);
   const edges = [...correct.keys(), bins].map(edge);
-  const column = columnAt(10, bins);
+  const column = columnAt(bins);
   const y = heightOf(Math.max(...correct, ...wrong, 1e-9));
   const outline = (shares) => {
     const top = (v, k) => `L${column(k)[0]},${y(v)}L${column(k + 1)[0]},${y(v)}`;
@@ -107,7 +106,7 @@ function deciles(r, data) {
   const sides = SIDES.filter((name) => data[name]);
   const y = heightOf(Math.max(0.14, ...sides.flatMap((name) => data[name].shares)));
   const bar = (name, k) => (v, d) => {
-    const [left, wide] = columnAt(10, 10)(d);
+    const [left, wide] = columnAt(10)(d);
     const width = (wide - 8) / sides.length;
     const look = { x: left + 4 + k * width, width: width - 1, y: y(v), height: y(0) - y(v) };
     const top = short(data[name].tops[d]);
@@ -131,38 +130,6 @@ function deciles(r, data) {
   });
 }
 
-const stepsOf = ({ from, to }) => (from === to ? `step ${whole(from)}` : `steps ${whole(from)} to ${whole(to)}`);
-const inPeriod = ({ from, to }, step) => step >= from && step <= to;
-
-/** Deciles over training: a column per period, a row per tenth of entropy, depth for its share of the credit. */
-function decileMap(r, periods, name) {
-  const some = periods.filter((p) => p.deciles[name]);
-  if (some.length < 2) return null;
-  const values = some.flatMap((p) => p.deciles[name].shares);
-  const [low, top] = [Math.min(0.08, ...values), Math.max(0.12, ...values)];
-  const [column, height] = [columnAt(60, periods.length), (HIGH - 34) / 10];
-  const cell = (p, k) => (v, d) => {
-    const [x, width] = column(k);
-    const deep = 0.05 + (0.95 * (v - low)) / (top - low);
-    const look = { x, width, height, y: FLOOR_Y - height * (d + 1), 'fill-opacity': deep.toFixed(2) };
-    const label = `${stepsOf(p)}, tenth ${d + 1}: ${percent(v, 1)} of the credit`;
-    return openMark(`cell.${name}`, look, label, () => openTenth(r, name, p.deciles[name], d, p));
-  };
-  const note = `from ${percent(low)} to ${percent(top)}, deepest; each tenth has 10% with GRPO`;
-  return spreadFigure(`Credit by entropy over training, ${name}`, note, {
-    parts: () => [
-      periods.map((p, k) => p.deciles[name]?.shares.map(cell(p, k))),
-      beside('unsure', 54, 22),
-      beside('sure', 54, HIGH - 26),
-      below(stepsOf(periods[0]), stepsOf(periods.at(-1)), 60),
-    ],
-    csv: () => [
-      ['from_step', 'to_step', 'tenth', 'share_of_credit'],
-      ...some.flatMap((p) => p.deciles[name].shares.map((v, d) => [p.from, p.to, d + 1, v])),
-    ],
-  });
-}
-
 /** Whether token t starts an occurrence of the word in its answer; a token that continues in letters belongs to it. */
 const startsWord = (word) => ({ tokens }, t) => {
   const continues = (text, k) => /\p{L}$/u.test(text) && /^\p{L}/u.test(tokens[k] ?? '');
@@ -172,24 +139,11 @@ const startsWord = (word) => ({ tokens }, t) => {
   return text.trim() === word;
 };
 
-function wordButton(r, side, word, period = null) {
+function wordButton(r, side, word) {
   const starts = startsWord(word);
   const test = (answer, t, group) => group.credited && isSide(answer, side) && starts(answer, t);
-  const onclick = () => openTokens(`“${brief(word)}” in ${side} answers`, r, test, { period });
+  const onclick = () => openTokens(`“${brief(word)}” in ${side} answers`, r, test);
   return h('button.word', { onclick }, h('code', brief(word)));
-}
-
-/** The words with the most credit in each period. */
-function wordsOverTraining(r, periods) {
-  const some = periods.filter((p) => SIDES.some((side) => p.words[side]?.length));
-  if (some.length < 2) return null;
-  const every = Math.ceil(some.length / 8);
-  const shown = some.filter((_, k) => k % every === 0 || k === some.length - 1);
-  const words = (p, side) => (p.words[side] || []).map((word) => wordButton(r, side, word, p));
-  const rows = shown.map((p) => [stepsOf(p).replace(/^steps? /, ''), ...SIDES.map((side) => words(p, side))]);
-  const list = table('period-words', ['steps', ...SIDES.map((side) => SIDE_SIGN[side])], rows);
-  const title = h('h3', 'Words with the most credit over training');
-  return h('div.chart', title, region('div.scroll-x', 'Words over training', list));
 }
 
 function wordTable(r, side, title, words) {
@@ -211,20 +165,17 @@ function spreadOf(run, r) {
   const { credit } = run;
   if (!credit.entropy && !credit.credit)
     return h('p.calm', 'No entropy or credit was recorded, so there is nothing to show here.');
-  const { periods, words } = credit;
-  const overTraining = known(SIDES.map((side) => decileMap(r, periods, side)));
+  const { words } = credit;
   const groups = plural(run.groups.length, 'group');
   const over = `Over the ${whole(credit.tokens)} trained tokens of the ${groups} in this page.`;
   return [
-    h('p.quiet', `${over} Credit is the advantage used in training. Click a bar, a cell or a word to see its tokens.`),
+    h('p.quiet', `${over} Credit is the advantage used in training. Click a bar or a word to see its tokens.`),
     h(
       'div.charts',
       histogram(r, 'Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis', 'entropy'),
       histogram(r, 'Credit', credit.credit, 'advantage of tokens, without groups that have no signal', 'advantage'),
       deciles(r, credit.deciles),
     ),
-    overTraining.length > 0 && [h('h2', 'Over training'), h('div.charts', overTraining)],
-    wordsOverTraining(r, periods),
     words &&
       h(
         'div.charts.two',

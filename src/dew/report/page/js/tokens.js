@@ -39,8 +39,8 @@ async function visitTokens(places, visit, pause) {
   return true;
 }
 
-/** Open the list, of one period of training if given; with `tenth` {d, tops}, of one tenth by increasing entropy. */
-async function openTokens(title, r, test, { period = null, tenth = null } = {}) {
+/** Open the list; with `tenth` {d, tops}, of one tenth by increasing entropy. */
+async function openTokens(title, r, test, tenth = null) {
   const box = byId('tokens');
   const close = h('button.small.close', { onclick: () => box.close(), 'aria-label': 'Close' }, '✕');
   const count = h('p.quiet', 'Searching …');
@@ -67,7 +67,7 @@ async function openTokens(title, r, test, { period = null, tenth = null } = {}) 
     if (H < low) lower += 1;
     else if (!(H > high)) found.push({ ...token, H });
   };
-  const places = view.all.filter(({ r: run, head }) => run === r && (!period || inPeriod(period, head.step)));
+  const places = view.all.filter(({ r: run }) => run === r);
   const pause = async (searched) => {
     if (!body.firstChild) grow();
     count.textContent = `Searching … ${searched} of ${plural(places.length, 'group')}`;
