@@ -239,9 +239,9 @@ class Decoder:
             ended = buffers.ended[: len(place)]
             rows, live = ended.nonzero()[:, 0], (~ended).nonzero()[:, 0]
             if queue.waiting and len(rows) >= REFILL * len(place):
-                numbers, found = queue.next(place.tolist(), rows.tolist())
-                if found:
-                    rows, numbers = (torch.tensor(x, device=self.device) for x in (found, numbers))
+                prompt_numbers, chosen = queue.next(place.tolist(), rows.tolist())
+                if chosen:
+                    rows, numbers = (torch.tensor(x, device=self.device) for x in (chosen, prompt_numbers))
                     buffers.copy_made(made, place, rows)
                     place[rows] = numbers
                     prefill.load(numbers, rows, buffers)

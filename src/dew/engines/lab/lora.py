@@ -35,7 +35,7 @@ PACKED = "dew_packed"
 """The name under which transformers finds `packed_attention`."""
 TILE = 64
 """Rows of a tile; see `lora_kernels`."""
-GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 BETAS = (0.9, 0.999)
 PROMPT = 256
 """Tokens of a prompt that the estimate of memory allows for."""
@@ -138,7 +138,7 @@ def packed_attention(
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        mixed = varlen_attn(q, k, v, *bounds, scale=scaling, window_size=(-1, 0), **GROUPED_HEADS)
+        mixed: Any = varlen_attn(q, k, v, *bounds, scale=scaling, window_size=(-1, 0), **GROUPED_HEADS)
         return mixed[None], None
     sizes = cu_seq_lens_q.diff().tolist()
     parts = zip(*(x.split(sizes, 2) for x in (query, key, value)), strict=True)
@@ -232,7 +232,7 @@ def _stack_adapters(base: Base, rows: Rows, seeds: Sequence[int], settings: Lora
         raise ConfigError(Problem(what, remedy=f"Name some of: {known}."))
     found = {}
     for name, module in linear.items():
-        layer = module.base if isinstance(module, StackedLinear) else module
+        layer: Any = module.base if isinstance(module, StackedLinear) else module
         if name in chosen:
             weight = layer.weight
             a = {seed: _first_matrix(seed, name, layer, settings.rank) for seed in set(seeds)}
@@ -346,7 +346,7 @@ class LoraPolicies:
         read = place >= prompt[row] - 1
         where = (row * T + place - prompt[row] + 1)[read]
         head, target = self.base.head, tokens.flatten()[where]
-        how = {"bias": head.bias, "temperature": head.temperature, "softcap": head.softcap}
+        how: dict[str, Any] = {"bias": head.bias, "temperature": head.temperature, "softcap": head.softcap}
         found = linear_logprob_entropy(hidden[read], head.weight, target, **how)
         logp, entropy = (x.new_zeros(R * b * T).index_copy(0, where, x).view(R, b, T) for x in found)
         return logp, entropy

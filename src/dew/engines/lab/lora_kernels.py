@@ -165,11 +165,10 @@ class Rotary(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin = ctx.saved_tensors
-        return *_rotate(*gradients, cos, -sin), None, None
+        return *_rotate(gradients[0], gradients[1], cos, -sin), None, None
 
 
 def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Positions are rows: (1, heads, N, D) -> (N, heads, 1, D) and back."""
-    rows = [x.transpose(0, 2) for x in (q, k)]
-    q, k = rotate(*rows, cos.transpose(0, 1), sin.transpose(0, 1))
+    q, k = rotate(q.transpose(0, 2), k.transpose(0, 2), cos.transpose(0, 1), sin.transpose(0, 1))
     return q.transpose(0, 2), k.transpose(0, 2)
