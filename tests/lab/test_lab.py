@@ -209,7 +209,8 @@ def ordinary_run(algorithm, seed, rate, generations):
             part = order[i :: s.optimizer_steps]
             logp, now = score(rows[part], target[part])
             given = Part(mask=mask[part], old_logp=old[part], entropy=now)
-            loss, _ = algorithm.loss(logp, given, A[part])
+            count = algorithm.divisor(int(mask[order].sum()), len(order)) / s.optimizer_steps
+            loss, _ = algorithm.loss(logp, given, A[part], count=count)
             adam.zero_grad()
             loss.backward()
             norms.append(torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0).item())

@@ -105,7 +105,7 @@ def peft_run(family, run, seen):
         order = (noise + ~live.any(-1)).argsort()[: int(live.any(-1).sum())]
         for i in range(s.optimizer_steps):
             chosen = order[i :: s.optimizer_steps]
-            count = rule.divisor(int(live[chosen].sum()), len(chosen))
+            count = rule.divisor(int(live.sum()), len(order)) / s.optimizer_steps
             for row in chosen.tolist():
                 n, prompt = int(live[row].sum()), run.task.prompt(int(problems[0, row // s.group_size]))
                 tokens = answers.tokens[0, row, :n]
@@ -140,6 +140,55 @@ def test_a_replica_equals_a_run_with_peft(family):
             # Adam divides by the size of a gradient: where it is near 0, rounding decides the direction.
             near = (x - expected).abs() <= 1e-5 + 1e-3 * expected.abs()
             assert near.float().mean() > 0.98, (name, side, (x - expected).abs().max())
+
+
+@pytest.mark.parametrize("algorithm", ["gtpo", "grpo_s"])
+def test_the_loss_and_its_gradient_are_those_of_the_trainer(algorithm, tmp_path):
+    from peft import LoraConfig
+
+    from dew.engines.trl.loss import loss_part
+
+    adapters = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", lora_dropout=0.0)
+    others = {"rollout_func": trl_tiny.scripted, "peft_config": adapters}
+    trainer = trl_tiny.ready(tmp_path, others=others, algorithm=algorithm)
+    batch = trl_tiny.generation(trainer)
+    torch.manual_seed(1)
+    named = dict(trainer.model.named_parameters())
+    for parameter in (p for p in named.values() if p.requires_grad):
+        parameter.data.add_(0.1 * torch.randn_like(parameter))  # away from the policy that sampled
+    expected = trainer._loss(trainer.model, batch)
+    expected.backward()
+
+    plain = trl_tiny.model()
+    plain.load_state_dict({k: named[f"base_model.model.{_wrapped(k, named)}"] for k in plain.state_dict()})
+    prompts = [ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
+    base = as_base("tiny", plain.eval().requires_grad_(False), trl_tiny.tokenizer())
+    policies = LoraPolicies(base, prompts.__getitem__, [0], torch.tensor([1e-3]), replace(SMALL, pass_tokens=4096))
+    for name, layer in policies.layers.items():
+        a, b = (named[f"base_model.model.{name}.lora_{side}.default.weight"] for side in "AB")
+        layer.a.data.copy_(a.T[None])
+        layer.b.data.copy_(b[None])
+    tokens, mask = batch["completion_ids"][None], batch["completion_mask"].bool()[None]
+    problems = torch.arange(len(prompts)).view(1, -1, 1)
+    logp, entropy = policies.score(problems, tokens, mask)
+    share = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
+    part, count = loss_part(batch, logp[0], entropy[0]), batch["divisor"] * share
+    loss = trainer.algorithm.loss(logp[0], part, batch["advantages"], count=count)[0]
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    policies.backward(loss)
+    largest = max(p.grad.abs().max() for p in policies.parameters.values())
+    assert largest > 1e-3, "a batch without gradient proves nothing"
+    for name, layer in policies.layers.items():
+        a, b = (named[f"base_model.model.{name}.lora_{side}.default.weight"].grad for side in "AB")
+        torch.testing.assert_close(layer.a.grad[0], a.T, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layer.b.grad[0], b, rtol=1e-4, atol=1e-5)
+
+
+def _wrapped(name, named):
+    """The name of a base weight inside PEFT's layers."""
+    module, _, kind = name.rpartition(".")
+    inner = f"{module}.base_layer.{kind}"
+    return inner if f"base_model.model.{inner}" in named else name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

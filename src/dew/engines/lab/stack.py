@@ -297,7 +297,7 @@ class Stack:
         order = (noise + ~trains).argsort(1)  # rows that train come first, and are dealt out to the steps in turn
         tokens = _take(live.sum(-1), order)
         most, longest = int(trains.sum(1).max()), int(live.sum(-1).max())
-        divisors = torch.stack([self._divisors(tokens[:, i::steps]) for i in range(steps)])
+        divisors = self._divisors(tokens) / steps  # as in TRL: a token has the same weight in every step
         norms = []
         drift, compared = torch.zeros(2, len(self.replicas), device=live.device)
         for i in range(min(steps, most)):
@@ -318,14 +318,14 @@ class Stack:
                         given["entropy"] = entropy[at]
                     trained = {name: x.flatten(1, 2) for name, x in credit.items() if name in TRAINED}
                     given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
-                    total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[i, at]).sum()
+                    total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[at]).sum()
                 self.policies.backward(total)
             norms.append(self.policies.step())
         norm = torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
         return norm, drift / compared.clamp_min(1)
 
     def _divisors(self, tokens: Tensor) -> Tensor:
-        """(R,) what the loss is divided by, from (R, b) live tokens of the rows of a step."""
+        """(R,) what the loss of a generation is divided by, from its (R, B) live tokens."""
         sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
         by_run = [team.algorithm.divisor(*size) for team in self.teams for size in sizes[team.rows]]
         return torch.tensor(by_run, device=tokens.device).clamp_min(1)
