@@ -35,7 +35,7 @@ PACKED = "dew_packed"
 """The name under which transformers finds `packed_attention`."""
 TILE = 64
 """Rows of a tile; see `lora_kernels`."""
-GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else it needs no word
 BETAS = (0.9, 0.999)
 PROMPT = 256
 """Tokens of a prompt that the estimate of memory allows for."""
@@ -138,7 +138,8 @@ def packed_attention(
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        mixed: Any = varlen_attn(q, k, v, *bounds, scale=scaling, window_size=(-1, 0), **GROUPED_HEADS)
+        more: Any = {"enable_gqa": True} if HAS_GQA else {}
+        mixed: Any = varlen_attn(q, k, v, *bounds, scale=scaling, window_size=(-1, 0), **more)
         return mixed[None], None
     sizes = cu_seq_lens_q.diff().tolist()
     parts = zip(*(x.split(sizes, 2) for x in (query, key, value)), strict=True)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -124,7 +125,9 @@ def study(
             for stack, seconds in _train(
                 build, folder, name, [cells[x] for x in of_task], start, device, say, progress
             ):
-                shared = facts | {"warm_start": start.facts, "seconds": round(seconds / len(stack.replicas), 1)}
+                ended = datetime.now(UTC)
+                times = [x.isoformat(timespec="seconds") for x in (ended - timedelta(seconds=seconds), ended)]
+                shared = facts | {"warm_start": start.facts, "started": times[0], "finished": times[1]}
                 with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
                     list(pool.map(partial(_write, folder, name, shared, stack), range(len(stack.replicas))))
                 (folder / CHECKPOINT).unlink(missing_ok=True)
