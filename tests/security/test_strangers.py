@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import math
 import os
 import re
 import shutil
@@ -47,6 +48,8 @@ REFUSED = [
     ("vllm_server_base_url", "http://evil.example:8000"), ("vllm_mode", "server"), ("dataset_name", "/etc"),
     ("task", "/etc/passwd"), ("task", "../secret.jsonl"), ("task_settings", {"keep": "../x"}),
     ("model_name_or_path", "~/models/x"), ("run_name", "${oc.env:HOME}"), ("learning_rate", "${oc.env:HOME}"),
+    ("fsdp_config", "none"), ("accelerator_config", "no"), ("lora_target_modules", ["q_proj", "(a+)+$"]),  # file names
+    ("lora_r", 10**12), ("learning_rate", math.inf), ("task", "link/x.jsonl"), ("model_name_or_path", "link/model"),
     *[("output_dir", path) for path in ("/etc/dew", "../x", "runs/../../x", ".git/hooks", ".", "~/x", "link/x")],
 ]  # fmt: skip
 VERL_REFUSED = [
@@ -58,10 +61,12 @@ VERL_REFUSED = [
     {"+ray_kwargs.ray_init.runtime_env.env_vars": {"LD_PRELOAD": "x"}}, {"trainer.nnodes": "${oc.env:HOME}"},
     {"actor_rollout_ref.rollout.agent.agent_loop_config_path": "x.yaml"}, {"~trainer.logger": None},
     {"actor_rollout_ref.rollout.multi_turn.tool_config_path": "x.yaml"},
+    {"data.train_files": [["x.pyc"]]}, {"reward.custom_reward_function.path": "x.pyc"}, {"+optim": "x"}, {"task": "x"},
+    {"trainer.n_gpus_per_node": [1, "${oc.env:HOME}"]}, {"actor_rollout_ref.rollout.n": 10**12},
     {"actor_rollout_ref.rollout.load_format": "pt"}, {"actor_rollout_ref.model.override_config": {"x": "evil/kernel"}},
 ]  # fmt: skip
 HARMLESS = {
-    "trust_remote_code": False, "push_to_hub": "no", "log_completions_hub_repo": None, "report_to": "none",
+    "trust_remote_code": False, "push_to_hub": False, "log_completions_hub_repo": None, "report_to": "none",
     "reward_funcs": ["think_format", "boxed_format", "accuracy_reward"], "attn_implementation": "sdpa",
     "output_dir": "runs/mine", "dataset_config": "main", "algorithm_kwargs": {"alpha2": 0.2, "entropy_clip": [0.1, 2]},
     "lora_target_modules": ["q_proj", "v_proj"], "model_name_or_path": "Qwen/Qwen2.5-0.5B", "task": "data/mine.jsonl",
@@ -98,7 +103,8 @@ def test_an_untrusted_file_for_verl_needs_approval_too(here, verl):
         check_permission(run, typed, untrusted=True)
     name = error.value.problems[0].what.split(": ")[0]
     assert len(error.value.problems) == 1 and name.startswith("verl.")
-    run, typed = load_run(here / "r.yaml", [f"{name.removeprefix('verl.')}=~/x.py"] if "~" not in name else [])
+    can_be_typed = name.count(".") > 1 and "~" not in name
+    run, typed = load_run(here / "r.yaml", [f"{name.removeprefix('verl.')}=~/x.py"] if can_be_typed else [])
     check_permission(run, typed or [name], untrusted=True)
 
 
