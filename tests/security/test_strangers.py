@@ -6,10 +6,14 @@ import math
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import zlib
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -20,6 +24,7 @@ from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, DewError, RecordError
 from dew.files import stay_inside, write_atomically
+from dew.report import serve
 from dew.run.config import OWN_KEYS, make_run, parse_yaml, read_run
 from dew.run.folder import RunFolder
 from dew.run.permission import ALLOWED, check_permission
@@ -456,3 +461,24 @@ def test_pickles_in_a_checkpoint_are_not_run(tmp_path):
         call("resume", tmp_path / "again")
         assert not (tmp_path / "canary").exists(), path.name
         shutil.rmtree(tmp_path / "again")
+
+
+# ── the page's server ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_server_of_dew_view_outlives_idle_connections_and_checks_the_host(run, monkeypatch):
+    monkeypatch.setattr(serve, "IDLE", 0.5)
+    server, address = serve.make_server([run])
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    idle = [socket.create_connection(server.server_address, timeout=20) for _ in range(200)]
+    try:
+        assert urlopen(f"{address}stamp", timeout=20).status == 200
+        assert all(connection.recv(1) == b"" for connection in idle)  # closed by the server
+        assert urlopen(Request(f"{address}stamp", headers={"Host": "localhost:99"})).status == 200  # a tunnel
+        with pytest.raises(HTTPError):
+            urlopen(Request(f"{address}stamp", headers={"Host": f"evil.example:{server.server_port}"}))
+    finally:
+        for connection in idle:
+            connection.close()
+        server.shutdown()
+        server.server_close()
