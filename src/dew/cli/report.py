@@ -141,6 +141,9 @@ def _credit(group: GroupRecord, name: str | None, changed: dict[str, Any]) -> "t
     complete = as_recorded and all(a.advantage is not None for a in group.answers)
     own: dict[str, Any] = dict(group.settings) if name in (None, group.algorithm) else {}
     try:
+        if name is None and ":" in (group.algorithm or ""):  # a record may be somebody else's
+            remedy = f"To compute with it, which runs that code, add --algorithm {group.algorithm}."
+            raise ConfigError(Problem(f"The record names an algorithm in a file, {group.algorithm!r}.", remedy=remedy))
         rule = get_algorithm(name or group.algorithm or "gtpo", **{**own, **changed})
     except (DewError, TypeError):
         if not complete:

@@ -100,7 +100,7 @@ def _resume_script(folder: Path, untrusted: bool) -> None:
     environment = {**os.environ, RESUME: str(folder.resolve())}
     try:
         code = subprocess.run(words, cwd=facts.get("cwd"), env=environment, check=False).returncode
-    except OSError as error:
+    except (OSError, ValueError, TypeError) as error:  # run.json may be damaged
         raise ConfigError(Problem(f"{folder}: its script cannot be run ({error}).", remedy=by_hand)) from None
     raise typer.Exit(code)
 

@@ -225,8 +225,11 @@ def parse_yaml(text: str, source: str = "config") -> Settings:
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
-        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):  # a few of them can expand to gigabytes
-            raise ValueError("aliases such as *name are not supported; write each value once")
+        for event in yaml.parse(text):
+            if isinstance(event, AliasEvent):  # a few of them can expand to gigabytes
+                raise ValueError("aliases such as *name are not supported; write each value once")
+            if "\0" in str(getattr(event, "value", "")):  # in a name, it would fail where the file is opened
+                raise ValueError(r"the character \0 is not allowed")
         value = yaml.load(text)
     except (YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
