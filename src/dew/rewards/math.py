@@ -17,7 +17,17 @@ from typing import Any
 
 from dew.errors import Problem, RewardError
 from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer, find_gold, too_complex
-from dew.rewards.normalize import final_choice, gold_choice, read_number, same_base, same_number, words, write_number
+from dew.rewards.normalize import (
+    final_choice,
+    gold_choice,
+    read_number,
+    read_other_number,
+    same_base,
+    same_number,
+    same_time,
+    words,
+    write_number,
+)
 from dew.rewards.process import Pool
 from dew.rewards.verifiers import Completion, Verdict, Verifier, text_of
 
@@ -54,14 +64,17 @@ def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
     """The verdict if no parser is needed, else the extracted answer."""
     answer, target = find_answer(text), find_gold(gold)
     if target and (choice := gold_choice(target.text)):
-        chosen = final_choice(answer.text if answer and answer.marked else after_thinking(text)[-MAX_LENGTH:])
-        if chosen:
-            return Verdict("correct" if chosen == choice else "wrong", chosen)
+        marked = answer is not None and answer.marked
+        chosen = final_choice(answer.text if answer and marked else after_thinking(text)[-MAX_LENGTH:], marked=marked)
+        if chosen or not marked:
+            return Verdict("unparsable" if not chosen else "correct" if chosen == choice else "wrong", chosen)
     if answer is None or target is None or len(answer.text) > MAX_LENGTH:
         return Verdict("unparsable", answer.text[:500] if answer else None)
     if answer.marked and target.marked:
-        a, b = read_number(answer.text), read_number(target.text)
+        b = read_number(target.text)
+        a = read_number(answer.text) or (read_other_number(answer.text) if b else None)
         same = same_number(a, b) if a and b else same_base(answer.text, target.text)
+        same = True if same_time(answer.text, target.text) else same
         if same is not None:
             return Verdict("correct" if same else "wrong", write_number(a[0]) if a else answer.text)
     if answer.marked and too_complex(answer.text):  # not parsed, but it may repeat the gold answer verbatim
