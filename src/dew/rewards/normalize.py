@@ -35,7 +35,9 @@ _WORD_OF |= {word: 10 * i for i, word in enumerate("twenty thirty forty fifty si
 _GROUPED = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,2}(?:,\d\d)+,\d{3})")
 """1.234.567 and 12,34,567."""
 _TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
-_NAMED = re.compile(r"(?:answer|option|choice|choos\w*|select\w*|pick\w*|it['’]?s|it is)\b[^.\n]{0,30}\Z", re.IGNORECASE)
+_NAMED = re.compile(
+    r"(?:answer|option|choice|choos\w*|select\w*|pick\w*|it['’]?s|it is)\b[^.\n]{0,30}\Z", re.IGNORECASE
+)
 _CORRECT = re.compile(r"\W{0,3}\s*is\s+(?:correct|the\s+(?:(?:correct|right|best)\s+)?(?:answer|option|choice))\b")
 _BASE = re.compile(r"\(?(\d\w*?)\)?_(\d{1,2}|[a-z]{3,})", re.ASCII)
 _AT_START = re.compile(rf"\W{{0,3}}([{CHOICES}])(?:[.,:;)]|\s*$|[^\x00-\x7f])")

@@ -85,7 +85,9 @@ def _try_loading(folder: Path) -> None:
     if "problem" in reply:
         raise ProcessFailed(reply["problem"])
     if weights and reply["parameters"] > DENSEST * weights:
-        raise ProcessFailed(f"config.json asks for {reply['parameters']:,} parameters, the weights have {weights:,} bytes")
+        raise ProcessFailed(
+            f"config.json asks for {reply['parameters']:,} parameters, the weights have {weights:,} bytes"
+        )
 
 
 # ── in that process ─────────────────────────────────────────────────────────────────────────────────────────
@@ -95,7 +97,7 @@ def serve(channel: socket.socket) -> None:
     """Entry point."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable(logging.CRITICAL)
-    import transformers.models.auto.tokenization_auto  # noqa: F401  before the clock starts
+    from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  # noqa: F401  before the clock starts
 
     channel.sendall(encode({}))
     answer_requests(channel, lambda request: load(request["folder"]))
