@@ -1,4 +1,4 @@
-"""A rule in a file of the user that hangs, exits, forks or prints control characters: one error, never a false success."""
+"""A rule in a file of the user that hangs, exits, forks or prints control characters: one error, no false success."""
 
 import json
 import os

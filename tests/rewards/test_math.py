@@ -131,8 +131,9 @@ SAME = [
     (r"\boxed{10⁵}", "10^5"), (r"\boxed{10⁵}", "100000"), (r"\boxed{x⁻¹}", "1/x"), (r"\boxed{a₁₂}", "a_{12}"),
     (r"\boxed{¾}", "3/4"), (r"\boxed{2¾}", "11/4"), ("\\boxed{1\u200b2}", "12"), ("The answer is 4\u200b2.", "42"),
     # odd roots, 24 hours, separators of other countries, words for numbers, named points
-    (r"\boxed{x^{2/3}}", r"\sqrt[3]{x^2}"), (r"\boxed{\sqrt[3]{x^2}}", "x^{2/3}"), (r"\boxed{15:30}", r"3:30 \text{ p.m.}"),
-    (r"\boxed{3:30 \text{ PM}}", "15:30"), (r"\boxed{0:15}", "12:15 a.m."), (r"\boxed{1.234.567}", "1234567"),
+    (r"\boxed{x^{2/3}}", r"\sqrt[3]{x^2}"), (r"\boxed{\sqrt[3]{x^2}}", "x^{2/3}"),
+    (r"\boxed{15:30}", r"3:30 \text{ p.m.}"), (r"\boxed{3:30 \text{ PM}}", "15:30"), (r"\boxed{0:15}", "12:15 a.m."),
+    (r"\boxed{1.234.567}", "1234567"),
     (r"\boxed{12,34,567}", "1234567"), (r"\boxed{twelve}", "12"), (r"\boxed{\text{Twenty-five}}", "25"),
     ("The answer is seven.", "7"), (r"\boxed{\text{one hundred and six}}", "106"),
     (r"\boxed{P(3,-2)}", "(3,-2)"), (r"\boxed{(3,-2)}", "P(3,-2)"), (r"\boxed{f'(x)}", "f'(x)"),

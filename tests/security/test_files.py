@@ -1,4 +1,4 @@
-"""Runs, models and data from other people: a table of files, the command that reads them, and the one error it gives."""
+"""Runs, models and data from other people: a table of files, the command that reads them, and its one error."""
 
 import gzip
 import io
@@ -27,7 +27,6 @@ from dew.errors import ConfigError, RecordError
 from dew.files import stay_inside, write_atomically
 from dew.report import build, serve
 from dew.run import models
-
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord
 

@@ -13,7 +13,7 @@ from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, DewError
 from dew.run.config import OWN_KEYS, make_run, parse_yaml, read_run
-from dew.run.permission import ALLOWED, check_permission
+from dew.run.permission import ALLOWED, NAMES, check_permission
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4, "per_device_train_batch_size": 8,
@@ -102,9 +102,10 @@ def test_plain_training_settings_need_no_approval(here):
         check_permission(read_run(path), (), untrusted=True)
 
 
-def test_every_allowed_setting_exists():
+def test_every_allowed_setting_exists_and_is_documented():
     from dew.engines.trl.launch import setting_fields
 
+    assert NAMES.strip() in (ROOT / "docs/security.md").read_text()
     known = {field.name for field in setting_fields()} | set(OWN_KEYS)
     assert {name.partition("=")[0] for name in ALLOWED if "." not in name} <= known
     risky = re.compile("token$|remote|push|hub|url|host|path$|_dir$|kwargs$|config$")

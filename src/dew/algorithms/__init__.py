@@ -17,8 +17,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 from dew.algorithms.base import Algorithm, Whose
 from dew.algorithms.baselines import CISPO, DAPO, GRPO, GSPO, QAE, SAPO, TRL, DrGRPO, MaxRL, ReinforcePP, WReinforce
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
-from dew.algorithms.user_rules import guard, limited
 from dew.algorithms.token_weighted import OTB, STEER, ClipCov, EntropyAdvantage, ForkingTokens, KLCov
+from dew.algorithms.user_rules import guard, limited
 from dew.errors import ConfigError, Problem, did_you_mean, unknown, user_line
 
 __all__ = [

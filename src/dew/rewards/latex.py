@@ -316,10 +316,8 @@ def _canonical(value: Any) -> Any:
         return value.reversed if isinstance(value, sympy.Eq) and sides[0].is_number and sides[1].is_Symbol else value
     if isinstance(value, And) and all(isinstance(r, sympy.Gt | sympy.Ge) for r in relations):
         return And(*(r.reversed for r in reversed(relations)))
-    if isinstance(value, sympy.Expr) and not value.is_number:
-        return value.replace(_is_odd_root, lambda root: root.base.base ** (root.base.exp * root.exp))
-    if not isinstance(value, sympy.Add | sympy.Mul) or not value.is_number:
-        return value
+    if not isinstance(value, sympy.Expr) or not value.is_number or not isinstance(value, sympy.Add | sympy.Mul):
+        return _real_roots(value)
     if value.has(sympy.UnevaluatedExpr):  # a percentage
         sign, *rest = value.args
         return sympy.Mul(-rest[0], rest[1], evaluate=False) if sign == -1 and len(rest) == 2 else value
@@ -327,10 +325,16 @@ def _canonical(value: Any) -> Any:
     return value.xreplace(decimals).doit() if decimals else value
 
 
-def _is_odd_root(value: Any) -> bool:
-    """The cube root of x², which is x^{2/3} to everyone but sympy, where x may be complex."""
-    power = value.base if isinstance(value, sympy.Pow) else None
-    return isinstance(power, sympy.Pow) and power.exp.is_Integer and value.exp.is_Rational and value.exp.q % 2 == 1
+def _real_roots(value: Any) -> Any:
+    """The cube root of x² as x^{2/3}, which it is to everyone but sympy, where x may be complex."""
+
+    def is_odd_root(x: Any) -> bool:
+        power = x.base if isinstance(x, sympy.Pow) else None
+        return isinstance(power, sympy.Pow) and power.exp.is_Integer and x.exp.is_Rational and x.exp.q % 2 == 1
+
+    if not isinstance(value, sympy.Expr):
+        return value
+    return value.replace(is_odd_root, lambda root: root.base.base ** (root.base.exp * root.exp))
 
 
 def _close(left: Any, right: Any) -> bool:

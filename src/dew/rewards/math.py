@@ -31,8 +31,7 @@ from dew.rewards.normalize import (
 from dew.rewards.process import Pool
 from dew.rewards.verifiers import Completion, Verdict, Verifier, text_of
 
-TIMEOUT = 5.0
-"""Seconds for one answer. A typical answer takes about a hundredth of a second."""
+TIMEOUT = 5.0  # seconds for one answer. A typical answer takes about a hundredth of a second
 Row = Mapping[str, Any]
 
 workers = Pool("dew.rewards.latex:serve", remedy='Install math-verify: pip install "dew-rl[math]".')

@@ -4,8 +4,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-DECIMALS = 6
-"""Decimals to which a rounded answer must agree: 0.333333 is 1/3, 0.33 is not."""
+DECIMALS = 6  # decimals to which a rounded answer must agree: 0.333333 is 1/3, 0.33 is not
 CHOICES = "ABCDEFGHIJ"
 
 _SPACE = r"(?:\\[,;:! ]| )"
@@ -28,10 +27,10 @@ _SEVERAL = re.compile(rf"{_ALONE}(?:\W{{0,3}}(?:[,;/&]|\band\b|\bor\b)\W{{0,3}}(
 _NOT = re.compile(
     r"(?:\b(?:not|neither|nor|except)|n['’]t)\W+(?:(?:be|an?|the|option|choice|answer)\W+){0,3}\Z", re.IGNORECASE
 )
-_WORD_OF = {word: i for i, word in enumerate(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-    " eighteen nineteen".split())}  # fmt: skip
-_WORD_OF |= {word: 10 * i for i, word in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2)}
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+_WORD_OF = {word: i for i, word in enumerate(f"{_ONES} seventeen eighteen nineteen".split())}
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_WORD_OF |= {word: 10 * i for i, word in enumerate(_TENS.split(), 2)}
 _GROUPED = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,2}(?:,\d\d)+,\d{3})")
 """1.234.567 and 12,34,567."""
 _TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)

@@ -38,10 +38,8 @@ from dew.rewards.process import INHERITED, Process, ProcessFailed
 from dew.rewards.verifiers import Completion
 from dew.rewards.worker import answer_requests, encode
 
-TIMEOUT = 600.0
-"""Seconds for one batch."""
-MAX_FAILURES = 3
-"""Lost batches in a row that end the run."""
+TIMEOUT = 600.0  # seconds for one batch
+MAX_FAILURES = 3  # lost batches in a row that end the run
 
 log = logging.getLogger("dew.rewards")
 
