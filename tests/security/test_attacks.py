@@ -83,7 +83,7 @@ def findings(path: Path, text: str) -> list[str]:
             found.append(name)
         if "shell" in keywords:
             found.append(f"{name} with shell")
-        if last == "from_pretrained" and not _closed(keywords):
+        if last == "from_pretrained" and name != "PeftConfig.from_pretrained" and not _closed(keywords):
             found.append(f"{name} without trust_remote_code=False: transformers would ask on the terminal")
         if name.endswith("torch.load") and not _is(keywords.get("weights_only"), True):
             found.append("torch.load without weights_only=True")

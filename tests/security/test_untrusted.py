@@ -114,25 +114,15 @@ def test_every_allowed_setting_exists_and_is_documented():
     }  # fmt: skip
 
 
-TRL_FILE = """
-model_name_or_path: tiny
-dataset_name: somebody/problems
-reward_funcs: [accuracy_reward, my_rewards.brevity, rewards/mine.py:score]
-outcome_reward: accuracy_reward
-report_to: wandb
-push_to_hub: true
-output_dir: %s/elsewhere/run
-learning_rate: 1e-6
-num_generations: 4
-per_device_train_batch_size: 8
-use_cpu: true
-bf16: false
-model_init_kwargs: {attn_implementation: sdpa}
-"""
+TRL_FILE = {
+    "dataset_name": "somebody/problems", "reward_funcs": ["accuracy_reward", "my_rewards.brevity", "x/mine.py:score"],
+    "outcome_reward": "accuracy_reward", "report_to": "wandb", "push_to_hub": True, "learning_rate": 1e-6, "task": None,
+    "model_init_kwargs": {"attn_implementation": "sdpa"},
+}  # fmt: skip
 
 
 def test_an_ordinary_config_of_trl_is_trusted(here, tmp_path, dew):
-    (here / "r.yaml").write_text(TRL_FILE % tmp_path)
+    (here / "r.yaml").write_text(json.dumps({**SMALL, **TRL_FILE, "output_dir": f"{tmp_path}/elsewhere/run"}))
     code, out, err = dew("train", here / "r.yaml", "--dry-run", "--json")
     assert code == 0, err
     found = json.loads(out)

@@ -316,8 +316,10 @@ def _canonical(value: Any) -> Any:
         return value.reversed if isinstance(value, sympy.Eq) and sides[0].is_number and sides[1].is_Symbol else value
     if isinstance(value, And) and all(isinstance(r, sympy.Gt | sympy.Ge) for r in relations):
         return And(*(r.reversed for r in reversed(relations)))
-    if not isinstance(value, sympy.Expr) or not value.is_number or not isinstance(value, sympy.Add | sympy.Mul):
-        return _real_roots(value)
+    if not isinstance(value, sympy.Add | sympy.Mul) or not value.is_number:
+        if isinstance(value, sympy.Expr):  # a cube root of x² is x^{2/3} to everyone but sympy, where x may be complex
+            value = value.replace(_is_odd_root, lambda x: x.base.base ** (x.base.exp * x.exp))
+        return value
     if value.has(sympy.UnevaluatedExpr):  # a percentage
         sign, *rest = value.args
         return sympy.Mul(-rest[0], rest[1], evaluate=False) if sign == -1 and len(rest) == 2 else value
@@ -325,16 +327,8 @@ def _canonical(value: Any) -> Any:
     return value.xreplace(decimals).doit() if decimals else value
 
 
-def _real_roots(value: Any) -> Any:
-    """The cube root of x² as x^{2/3}, which it is to everyone but sympy, where x may be complex."""
-
-    def is_odd_root(x: Any) -> bool:
-        power = x.base if isinstance(x, sympy.Pow) else None
-        return isinstance(power, sympy.Pow) and power.exp.is_Integer and x.exp.is_Rational and x.exp.q % 2 == 1
-
-    if not isinstance(value, sympy.Expr):
-        return value
-    return value.replace(is_odd_root, lambda root: root.base.base ** (root.base.exp * root.exp))
+def _is_odd_root(x: Any) -> bool:
+    return bool(x.is_Pow and x.base.is_Pow and x.base.exp.is_Integer and x.exp.is_Rational and x.exp.q % 2 == 1)
 
 
 def _close(left: Any, right: Any) -> bool:

@@ -1,7 +1,7 @@
 """Processes with a time and a memory limit, for the math parser (`Pool`) and for users' reward functions (`Process`).
 
-Not pebble (5.2.3, tried): it runs the user's script again in each worker, cannot start from a daemonic process, and a
-worker busy in C code outlives a parent that was killed. Not loky: it has no time limit that kills a worker. Here:
+pebble 5.2.3 runs the user's script again in each worker and cannot start from a daemonic process; loky has no time
+limit that kills a worker. Here:
 
     this process ── Process: a new interpreter, never a fork of one with threads or a GPU; answers requests itself,
                     └── or forks workers that do: in milliseconds, after importing its libraries once
