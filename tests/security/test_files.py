@@ -7,15 +7,11 @@ import logging
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 import torch
@@ -23,9 +19,9 @@ from safetensors.torch import save_file
 
 from attacks import FAMILIES
 from dew.engines.trl.checkpoints import find_problem, write_manifest
-from dew.errors import ConfigError, RecordError
+from dew.errors import RecordError
 from dew.files import stay_inside, write_atomically
-from dew.report import build, serve
+from dew.report import build
 from dew.run import models
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord
@@ -71,6 +67,7 @@ LIMITS = (HANGS, LARGE, WIDE, DEEP) = ("did not answer within|GiB of memory", "G
 slow = pytest.mark.slow
 CASES = [
     # links, pipes and devices
+    Case("x.jsonl", PIPE, ("train", "r.yaml", "--guide", "x.jsonl"), "not a regular file"),
     *(Case(f"run/{name}", SECRET, words, "leads out of the run's folder") for name in LINKED
       for words in (REPORT, ("explain", "run"), ("resume", "run"))),
     Case("run/model/notes.txt", SECRET, ("export", "run", "out"), "leads out of the run's folder"),
@@ -253,14 +250,6 @@ def test_names_with_paths_in_them_stay_names(here, name):
     assert set(here.rglob("*")) - before == {Path("run/report.html"), Path("run/report.json")}
 
 
-def test_a_pipe_as_a_guide_is_refused(here):
-    from dew.engines.trl.guide import RecordedGuide
-
-    put(Path("pipe.jsonl"), PIPE)
-    with pytest.raises(ConfigError, match="not a regular file"):
-        RecordedGuide("pipe.jsonl", None, 8)
-
-
 @pytest.mark.slow
 def test_pickles_in_a_checkpoint_are_not_run(here):
     """Every file of a checkpoint that torch reads, one after the other, replaced by a pickle that makes a file."""
@@ -283,21 +272,3 @@ def test_pickles_in_a_checkpoint_are_not_run(here):
         call("resume", "again")
         assert not Path("canary").exists(), path.name
         shutil.rmtree("again")
-
-
-def test_the_server_of_dew_view_outlives_idle_connections_and_checks_the_host(here, monkeypatch):
-    monkeypatch.setattr(serve, "IDLE", 0.5)
-    server, address = serve.make_server([Path("run")])
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    idle = [socket.create_connection(server.server_address, timeout=20) for _ in range(200)]
-    try:
-        assert urlopen(f"{address}stamp", timeout=20).status == 200
-        assert all(connection.recv(1) == b"" for connection in idle)  # closed by the server
-        assert urlopen(Request(f"{address}stamp", headers={"Host": "localhost:99"})).status == 200  # a tunnel
-        with pytest.raises(HTTPError):
-            urlopen(Request(f"{address}stamp", headers={"Host": f"evil.example:{server.server_port}"}))
-    finally:
-        for connection in idle:
-            connection.close()
-        server.shutdown()
-        server.server_close()
