@@ -135,7 +135,7 @@ SAME = [
     (r"\boxed{15:30}", r"3:30 \text{ p.m.}"), (r"\boxed{3:30 \text{ PM}}", "15:30"), (r"\boxed{0:15}", "12:15 a.m."),
     (r"\boxed{1.234.567}", "1234567"),
     (r"\boxed{12,34,567}", "1234567"), (r"\boxed{twelve}", "12"), (r"\boxed{\text{Twenty-five}}", "25"),
-    ("The answer is seven.", "7"), (r"\boxed{\text{one hundred and six}}", "106"),
+    ("The answer is seven.", "7"), (r"\boxed{\text{one hundred}}", "100"),
     (r"\boxed{P(3,-2)}", "(3,-2)"), (r"\boxed{(3,-2)}", "P(3,-2)"), (r"\boxed{f'(x)}", "f'(x)"),
     (r"\boxed{\text{No solutions}}", r"\text{no solution}"), (r"\boxed{\text{No solution}}", r"\emptyset"),
     # choices in prose

@@ -17,8 +17,7 @@ MAX_DEPTH = 40  # nested brackets
 _SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
 _SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF))
 """Every Unicode space, and characters without width, which are removed; the parsers' grammars do not know them."""
-_RAISED = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+|[₀₁₂₃₄₅₆₇₈₉]+")
-_FRACTION = re.compile(r"[¼½¾⅐-⅞]")
+_RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", "[¼½¾⅐-⅞]"))
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
@@ -94,12 +93,8 @@ def find_gold(answer: str) -> Answer | None:
 
 def plain(text: str) -> str:
     """Unicode spaces, raised and lowered digits and fractions as a keyboard has them: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
-
-    def spell(found: re.Match[str]) -> str:
-        sign = "_" if found[0][0] in "₀₁₂₃₄₅₆₇₈₉" else "^"
-        return f"{sign}{{{normalize('NFKC', found[0]).replace('−', '-')}}}"
-
-    text = _RAISED.sub(spell, text.translate(_SPACES))
+    text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
+    text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     return _FRACTION.sub(lambda found: " " + normalize("NFKC", found[0]).replace("⁄", "/"), text)
 
 

@@ -27,10 +27,16 @@ _SEVERAL = re.compile(rf"{_ALONE}(?:\W{{0,3}}(?:[,;/&]|\band\b|\bor\b)\W{{0,3}}(
 _NOT = re.compile(
     r"(?:\b(?:not|neither|nor|except)|n['’]t)\W+(?:(?:be|an?|the|option|choice|answer)\W+){0,3}\Z", re.IGNORECASE
 )
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-_WORD_OF = {word: i for i, word in enumerate(f"{_ONES} seventeen eighteen nineteen".split())}
+_ONES = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
+    " eighteen nineteen"
+)
 _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
-_WORD_OF |= {word: 10 * i for i, word in enumerate(_TENS.split(), 2)}
+_WORD_OF = {"hundred": 100, "one hundred": 100} | {word: i for i, word in enumerate(_ONES.split())}
+_WORD_OF |= {
+    f"{ten} {one}".removesuffix(" zero"): 10 * n + i
+    for n, ten in enumerate(_TENS.split(), 2) for i, one in enumerate(_ONES.split()[:10])
+}  # fmt: skip
 _GROUPED = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,2}(?:,\d\d)+,\d{3})")
 """1.234.567 and 12,34,567."""
 _TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
@@ -69,18 +75,11 @@ def read_number(text: str) -> tuple[Fraction, int] | None:
 
 
 def read_other_number(text: str) -> tuple[Fraction, int] | None:
-    """A number as only an answer has it: in words up to 999, or with other separators (1.234.567, 12,34,567)."""
+    """A number as only an answer has it: in words up to a hundred, or with other separators (1.234.567, 12,34,567)."""
     if _GROUPED.fullmatch(text := _AROUND.sub("", text)):
         return Fraction(re.sub(r"[.,]", "", text)), 0
-    value, last = 0, 100
-    for word in re.findall(r"[a-z]+|\S", _MARKUP.sub(" ", text[:60]).lower().replace("-", " ")):
-        if word == "hundred" and 0 < value < 10:
-            value, last = 100 * value, 100
-        elif (found := _WORD_OF.get(word)) is not None and last >= 20 and found < last:
-            value, last = value + found, found if found >= 20 else 0
-        elif word != "and" or value < 100:
-            return None
-    return (Fraction(value), 0) if last != 100 or value else None
+    value = _WORD_OF.get(" ".join(re.findall(r"[^\W_]+", _MARKUP.sub(" ", text[:60]).lower())))
+    return None if value is None else (Fraction(value), 0)
 
 
 def same_time(a: str, b: str) -> bool:
