@@ -124,6 +124,23 @@ SAME = [
     (r"\boxed{{\bf 6}}", "6"),
     (r"\boxed{\mathbf{6-5i}}", "6-5i"), (r"\boxed{\text{p - q}}", "p-q"), (r"\boxed{{(3,4]}}", "(3,4]"),
     (r"\boxed{52_{\text{eight}}}", "52_8"),
+    # after "the answer is": a display formula in its own lines, a clause that says no more
+    ("The answer is\n\\[\n x^2+1\n\\]\n", "x^2+1"), ("So the answer is:\n\n$$\n42\n$$", "42"),
+    ("So the answer is 12, as required.", "12"), ("The answer is $\\frac12$, which is what we wanted.", "1/2"),
+    # raised digits, fractions and characters without width
+    (r"\boxed{10⁵}", "10^5"), (r"\boxed{10⁵}", "100000"), (r"\boxed{x⁻¹}", "1/x"), (r"\boxed{a₁₂}", "a_{12}"),
+    (r"\boxed{¾}", "3/4"), (r"\boxed{2¾}", "11/4"), ("\\boxed{1\u200b2}", "12"), ("The answer is 4\u200b2.", "42"),
+    # odd roots, 24 hours, separators of other countries, words for numbers, named points
+    (r"\boxed{x^{2/3}}", r"\sqrt[3]{x^2}"), (r"\boxed{\sqrt[3]{x^2}}", "x^{2/3}"),
+    (r"\boxed{15:30}", r"3:30 \text{ p.m.}"), (r"\boxed{3:30 \text{ PM}}", "15:30"), (r"\boxed{0:15}", "12:15 a.m."),
+    (r"\boxed{1.234.567}", "1234567"),
+    (r"\boxed{12,34,567}", "1234567"), (r"\boxed{twelve}", "12"), (r"\boxed{\text{Twenty-five}}", "25"),
+    ("The answer is seven.", "7"), (r"\boxed{\text{one hundred}}", "100"),
+    (r"\boxed{P(3,-2)}", "(3,-2)"), (r"\boxed{(3,-2)}", "P(3,-2)"), (r"\boxed{f'(x)}", "f'(x)"),
+    (r"\boxed{\text{No solutions}}", r"\text{no solution}"), (r"\boxed{\text{No solution}}", r"\emptyset"),
+    # choices in prose
+    ("I choose option C.", "C"), ("So B is correct.", "B"), ("B. 12", "B"), ("The correct option is **C**.", "C"),
+    ("Thus the right choice is (D).", "D"), ("We compare them.\n\nB", "B"), ("The answer must be A.", "A"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
@@ -169,6 +186,11 @@ DIFFERENT = [
     (r"\boxed{x=1,200}", "1201"), (r"\boxed{0.5\%}", "0.5"), (r"\boxed{1250\%}", r"12.5\%"),
     (r"\boxed{3:30\text{ a.m.}}", r"3:30\text{ p.m.}"),
     (r"\boxed{1.5 million}", "1500"), (r"\boxed{8 \pmod{11}}", "9"), (r"\boxed{52_{\text{nine}}}", "52_8"),
+    (r"\boxed{3125}", "3, 125"), (r"\boxed{f''(x)}", "f'(x)"), (r"\boxed{f'(x)}", "f''(x)"), (r"\boxed{10⁵}", "105"),
+    (r"\boxed{2¾}", "6/4"), (r"\boxed{15:30}", "3:30 a.m."), (r"\boxed{3:30}", "15:30"), (r"\boxed{1.234}", "1234"),
+    (r"\boxed{1.234.567}", "1.234567"), (r"\boxed{x^{2/3}}", r"\sqrt{x^3}"), (r"\boxed{\sqrt{x^2}}", "x"),
+    (r"\boxed{P(3,-2)}", "(3,2)"), (r"\boxed{twelve}", "2"), ("The answer is 5, not 7.", "7"),
+    (r"\boxed{\text{two or three}}", "3"), (r"\boxed{\text{No solutions}}", "2"),
 ]  # fmt: skip
 NOTHING = [
     "", " ", r"\boxed{}", r"\boxed{5", "<think>still thinking", r"<think>\boxed{5}</think>", "####", "no number here",
@@ -176,6 +198,11 @@ NOTHING = [
 NO_CHOICE = [
     ("not A", "A"), ("The answer is not A.", "A"), ("The answer is neither A nor B.", "A"), ("neither A nor B", "B"),
     ("It is D, not A.", "A"), (r"\boxed{A, B, C, D}", "A"), ("A, B, C, D", "D"), ("Both (A) and (B)", "B"),
+    ("A quick check shows that it holds.", "A"), ("I am not sure.", "I"), ("Let A be the area.", "A"),
+    ("I think this is hard.", "I"), ("Point $C$ lies on AB.", "C"), ("In triangle ABC, angle B is right.", "B"),
+    ("Suppose D is the midpoint.", "D"), ("The answer is unclear. A sum is needed.", "A"), ("We know A and B.", "B"),
+    # several numbers to choose from, or one that it is not
+    ("It could be 5, 6, 7.", "7"), ("It is either 5 or 7.", "7"), ("So the answer is not 12, as required.", "12"),
 ]  # fmt: skip
 
 

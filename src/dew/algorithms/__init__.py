@@ -18,6 +18,7 @@ from dew.algorithms.base import Algorithm, Whose
 from dew.algorithms.baselines import CISPO, DAPO, GRPO, GSPO, QAE, SAPO, TRL, DrGRPO, MaxRL, ReinforcePP, WReinforce
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
 from dew.algorithms.token_weighted import OTB, STEER, ClipCov, EntropyAdvantage, ForkingTokens, KLCov
+from dew.algorithms.user_rules import guard, limited
 from dew.errors import ConfigError, Problem, did_you_mean, unknown, user_line
 
 __all__ = [
@@ -119,12 +120,15 @@ def _own_class(name: str) -> type[Algorithm]:
     """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
     where, _, attribute = name.rpartition(":")
     try:
-        if where.endswith(".py"):
-            module = _of_file(str(Path(where).resolve()), Path(where).read_bytes())
-        else:
-            if str(Path.cwd()) not in sys.path:
-                sys.path.insert(0, str(Path.cwd()))
-            module = import_module(where)
+        with limited(name):
+            if where.endswith(".py"):
+                module = _of_file(str(Path(where).resolve()), Path(where).read_bytes())
+            else:
+                if str(Path.cwd()) not in sys.path:
+                    sys.path.insert(0, str(Path.cwd()))
+                module = import_module(where)
+    except ConfigError:
+        raise
     except Exception as error:  # the module is the user's and may raise anything
         line = user_line(error)
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
@@ -140,6 +144,7 @@ def _own_class(name: str) -> type[Algorithm]:
         raise ConfigError(Problem(f"{where} has no class {attribute!r} derived from dew.Algorithm.", remedy=remedy))
     if problems := _problems(found):
         raise ConfigError([Problem(f"{name}: {what}", remedy=remedy) for what, remedy in problems.items()])
+    guard(found, Algorithm)
     return found
 
 

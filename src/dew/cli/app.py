@@ -10,7 +10,7 @@ import typer
 import typer.core
 
 from dew import __version__
-from dew.cli.console import LogToConsole, err, show_error
+from dew.cli.console import LogToConsole, PlainRecord, err, show_error
 from dew.errors import DewError, Problem, user_line
 
 SECTIONS = {
@@ -59,6 +59,7 @@ def options(
 
 def main() -> None:
     """Run the command line. Exit codes: 0 done, 1 failed, 2 invalid command line."""
+    logging.setLogRecordFactory(PlainRecord)
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's config may request

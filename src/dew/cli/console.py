@@ -7,6 +7,7 @@ control character of the text reaches the terminal, only rich's own colours and 
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -47,6 +48,14 @@ def printable(text: str) -> str:
 
 out = PlainConsole(quiet=not is_main_process)
 err = PlainConsole(stderr=True)
+
+
+class PlainRecord(logging.LogRecord):
+    """A log message of any library: text and colours, no other control characters."""
+
+    def getMessage(self) -> str:
+        parts = re.split(r"(\x1b\[[\d;]*m)", super().getMessage())
+        return "".join(part if i % 2 else shown(part) for i, part in enumerate(parts))
 
 
 class LogToConsole(logging.Handler):

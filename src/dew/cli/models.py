@@ -7,6 +7,7 @@ from dew import tasks
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.run.config import find_model
 from dew.run.folder import RunFolder
+from dew.run.models import check_model
 
 ENGINES = ("transformers", "vllm")
 LATEST = "latest_checkpointed_iteration.txt"
@@ -49,6 +50,8 @@ def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
     if found is None and Path(name, "run.json").is_file():
         raise ConfigError(no_model(Path(name)))
     path = found or Path(find_model(name, "model"))
+    if found:
+        check_model(name, found)
     if engine == "vllm" and (path / "adapter_config.json").is_file():
         what = f"{name}: LoRA weights, which have to be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))

@@ -1,5 +1,6 @@
 """The results of finished runs, read from their folders, and the differences between their arms."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from dew.compare.scores import Scores, compare_scores
 from dew.compare.statistics import Difference, corrected, paired
-from dew.errors import ConfigError, DewError
+from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import is_plain
 from dew.run.folder import RunFolder
 
@@ -39,25 +40,34 @@ class Result:
 
 def read_result(folder: Path | str, **known: Any) -> Result:
     """The result of the run in this folder. `known` replaces what its run.json says: arm, seed, task, ..."""
-    run = RunFolder(folder)
+    run, folder = RunFolder(folder), Path(folder)
     facts, metrics = run.run(), run.metrics()
     algorithm = facts.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
     about: dict[str, Any] = {"arm": str(facts.get("arm") or name or ""), "task": str(facts.get("data") or "")}
-    about |= {"seed": facts.get("seed", 0), **{key: facts.get(key) for key in ("learning_rate", "control", "placebo")}}
+    about |= {
+        "seed": facts.get("seed", 0),
+        **{key: facts.get(key) for key in ("learning_rate", "control", "placebo")},
+        **known,
+    }
+    rate = about["learning_rate"]
+    if type(about["seed"]) is not int or not (rate is None or (type(rate) is float and 0 < rate < math.inf)):
+        what = f"{folder / 'run.json'}: seed {about['seed']!r:.40} or learning_rate {rate!r:.40} is not a number."
+        raise RecordError(Problem(what, remedy="Copy it again, or delete the run."))
     scores = {}
     if accuracy := [m["accuracy"] for m in metrics if isinstance(m.get("accuracy"), int | float)]:
         scores[AREA] = fmean(accuracy)
     for entry in (entry for entry in run.scores() if entry.get("when") == "after"):
         found = entry.get("scores")
         for name, score in found.items() if isinstance(found, dict) else ():
-            if isinstance(score, dict) and isinstance(score.get("value"), int | float):
-                scores[name] = score["value"]
+            value = score.get("value") if isinstance(score, dict) else None
+            if isinstance(value, int | float) and math.isfinite(value):
+                scores[name] = value
     if AREA not in scores:
         raise ConfigError(f"{folder}: the metrics contain no accuracy, so there is nothing to compare.")
     sampled = [m.get("groups/sampled") for m in metrics]
     groups = sum(int(n) for n in sampled if isinstance(n, int | float) and abs(n) < 1e18)
-    return Result(**{**about, **known}, scores=scores, groups=groups, folder=run.path)
+    return Result(**about, scores=scores, groups=groups, folder=run.path)
 
 
 def run_folders(study: Path) -> list[Path]:

@@ -16,8 +16,7 @@ from dew.errors import Problem, RewardError, user_line
 
 Rewards = list[float | None]
 
-NOT_FINITE = math.inf
-"""Replaces every infinity and NaN that a function returned, because NaN stands for None in TRL."""
+NOT_FINITE = math.inf  # replaces every infinity and NaN that a function returned, because NaN stands for None in TRL
 
 
 def reward_name(reward: Any) -> str:

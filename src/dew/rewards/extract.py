@@ -8,13 +8,16 @@ see latex.py).
 import re
 from itertools import accumulate
 from typing import NamedTuple
+from unicodedata import normalize
 
 MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the bundled data sets has 200
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
-_SPACES = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
-"""Every Unicode space; `\\s` in the parsers' own patterns knows them, their grammars do not."""
+_SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
+_SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF))
+"""Every Unicode space, and characters without width, which are removed; the parsers' grammars do not know them."""
+_RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", "[¼½¾⅐-⅞]"))
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
@@ -22,7 +25,15 @@ _LABEL = re.compile(r"\A\\(?:text(?:bf|rm)?|mathrm)\s*\{[^{}]*(?::|=|\bis|\bare)
 """`\\text{Answer: }` before the answer, inside its box."""
 _ANSWER_IS = re.compile(r"(?im)\banswer\b\W{0,4}(?:(?:is|are)\b[ \t]*:?|:|=)[ \t*]*|^A:[ \t]*")
 _FINAL_ANSWER_IS = re.compile(r"(?i)\bfinal answer\b\W{0,4}(?:is\b[ \t]*:?|:)[ \t*]*")
-_SENTENCE_ENDS = re.compile(r"\n|(?<!\\)[.!?](?:\s|\**$)|。|\bI hope\b")
+_SENTENCE_ENDS = re.compile(
+    r"\n|(?<!\\)[.!?](?:\s|\**$)|。|\bI hope\b|,\s+(?:as|which|since|because|so|not|but|when|if|thus|rounded)\b"
+)
+_DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
+_UNDECIDED = re.compile(
+    r"(?i)\b(?:could|may|might|either|maybe|perhaps|possibly)\b[^.\n]*\d\W{0,3}(?:,|\bor\b)\W{0,3}(?:or\b\W{0,3})?\d[^.\n]*\W*\Z"
+    r"|\bnot\W{1,3}\d[\d.,/]*\b[^\d\n]{0,40}\Z"
+)
+"""A text that ends with "5, 6 or 7" to choose from, or with "not 7"."""
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
 _MATH_WORD = re.compile(
@@ -30,7 +41,7 @@ _MATH_WORD = re.compile(
     r"|beta|[pb]?matrix|text|cases|array"
 )
 _SHORT_ANSWER = re.compile(
-    r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?|\w+|\\text\{[^{}]*\}|\([A-J]\)(?:\s[\w ]{0,60})?"
+    r"[^\w\s]{0,2}-?\d[\d.,/ ]*(?:%|°|[^\W\d_][\w./^²³ ]{0,40})?|[\w-]+|\\text\{[^{}]*\}|\([A-J]\)(?:\s[\w ]{0,60})?"
 )
 """A number with its unit, one word, or a choice with its text."""
 _POWER = r"(?:\^|\*\*(?!\d+\*\*))[\s{(+-]*"  # not a number in bold
@@ -51,7 +62,7 @@ class Answer(NamedTuple):
 
 def find_answer(text: str) -> Answer | None:
     """The final answer of a text; None if there is none or its box was not closed."""
-    text = after_thinking(text).translate(_SPACES)
+    text = plain(after_thinking(text))
     if "<answer>" in text:  # the last one; up to the end of the text if the tag is not closed
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     if boxes := list(_BOX.finditer(text)):
@@ -63,14 +74,14 @@ def find_answer(text: str) -> Answer | None:
         if found := find(text):
             return Answer(found, marked=True)
     text = text.strip().removeprefix("=").strip()
-    if not text:
+    if not text or _UNDECIDED.search(text[-200:]):
         return None
     return Answer(text, marked=True) if is_formula(text) else Answer(_tail(text), marked=False)
 
 
 def find_gold(answer: str) -> Answer | None:
     """A gold answer: the whole text, unless it is a solution that marks its answer."""
-    answer = answer.translate(_SPACES)
+    answer = plain(answer)
     found = last_boxed(answer, open_end=True) or _after_hashes(answer) or _after_answer_is(answer)
     if found:
         return Answer(found, marked=True)
@@ -78,6 +89,13 @@ def find_gold(answer: str) -> Answer | None:
     if not _DOLLAR.search(whole.strip("$")):
         return Answer(whole, marked=True) if whole.strip("$ ") else None
     return Answer(whole, marked=False)
+
+
+def plain(text: str) -> str:
+    """Unicode spaces, raised and lowered digits and fractions as a keyboard has them: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
+    text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
+    text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
+    return _FRACTION.sub(lambda found: " " + normalize("NFKC", found[0]).replace("⁄", "/"), text)
 
 
 def after_thinking(text: str) -> str:
@@ -129,8 +147,8 @@ def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | N
     """What follows the last "answer is" or "answer:", if it is a formula, a number with a unit, a choice or a word."""
     for match in reversed(list(phrase.finditer(text))[-3:]):
         rest = text[match.end() : match.end() + MAX_LENGTH].lstrip()
-        end = _SENTENCE_ENDS.search(rest)
-        claim = _strip_marks(rest[: end.start()] if end else rest)
+        display, end = _DISPLAY.match(rest), _SENTENCE_ENDS.search(rest)
+        claim = display[0] if display else _strip_marks(rest[: end.start()] if end else rest)
         if claim and (is_formula(claim) or _SHORT_ANSWER.fullmatch(claim)):
             return claim
     return None

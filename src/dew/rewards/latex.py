@@ -20,7 +20,7 @@ from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, veri
 from sympy.parsing import sympy_parser
 
 from dew.rewards.extract import find_gold, in_braces, is_formula, too_complex
-from dew.rewards.normalize import DECIMALS, read_number, same_number, write_number
+from dew.rewards.normalize import DECIMALS, read_number, same_number, words, write_number
 from dew.rewards.verifiers import Status
 from dew.rewards.worker import fork_workers
 
@@ -96,6 +96,10 @@ _OR, _AND = (
     )
     for word, signs in (("or", "lor|vee"), ("and", "land|wedge"))
 )
+_PRIME = re.compile(r"(?<=[A-Za-z)}])(?:['′]+|\^\s*\{?(?:\s*\\prime)+)")
+_POINT = re.compile(r"\A[A-Z]\s*(?=(?:\\left\s*)?\([^()]*,[^()]*\)\Z)")
+"""The name of a point before its coordinates."""
+_NOTHING = ("no solution", "no real solution", "empty set")
 _HALF_DAY = re.compile(r"\b([ap])\.?\s?m\b")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9}
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|t|eq|eqslant)|neq?)(?![a-z])|\\in(?![a-z]).*\\lor", re.DOTALL)
@@ -104,7 +108,7 @@ _UNION = re.compile(r"(?<=[\])}])\s*U\s*(?=\\?[\[({])")
 _SIGNS = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-     "∅": r"\emptyset ", "°": r"^\circ ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "θ": r"\theta ", "％": r"\%",
+     "∅": r"\emptyset ", "°": r"^\circ ", "θ": r"\theta ", "％": r"\%",
      "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", "~": " ", "∨": r"\lor ", "∧": r"\land "}
 )  # fmt: skip
 _SYNONYMS = {r"\degree": r"^\circ ", r"\varnothing": r"\emptyset", r"\langle": "(", r"\rangle": ")",
@@ -163,8 +167,12 @@ def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
     wanted, found = ([r for r in parsed if not isinstance(r, str)] for parsed in (wanted, found))
     if not wanted or not found:
         return "unparsable", extracted
-    half_days = [set(_HALF_DAY.findall(text.lower())) for text in (answer, gold)]
+    texts = answer, target.text if (target := find_gold(gold)) else ""
+    half_days = [set(_HALF_DAY.findall(text.lower())) for text in texts]
     if marked and all(half_days) and half_days[0] != half_days[1]:  # 3:30 a.m. and 3:30 p.m.
+        return "wrong", extracted
+    primes = [len(re.findall(r"['′]|prime", "".join(_PRIME.findall(x.rpartition("=")[2])))) for x in texts]
+    if marked and primes[0] != primes[1]:  # to the parser, f''(x) is f(x)
         return "wrong", extracted
     if any(isinstance(r, sympy.Union) for r in wanted):
         found += [sympy.Union(*r.args) for r in found if _is_list_of_intervals(r)]
@@ -309,12 +317,18 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, And) and all(isinstance(r, sympy.Gt | sympy.Ge) for r in relations):
         return And(*(r.reversed for r in reversed(relations)))
     if not isinstance(value, sympy.Add | sympy.Mul) or not value.is_number:
+        if isinstance(value, sympy.Expr):  # a cube root of x² is x^{2/3} to everyone but sympy, where x may be complex
+            value = value.replace(_is_odd_root, lambda x: x.base.base ** (x.base.exp * x.exp))
         return value
     if value.has(sympy.UnevaluatedExpr):  # a percentage
         sign, *rest = value.args
         return sympy.Mul(-rest[0], rest[1], evaluate=False) if sign == -1 and len(rest) == 2 else value
     decimals = {x: sympy.Rational(str(x)) for x in value.atoms(sympy.Float)}
     return value.xreplace(decimals).doit() if decimals else value
+
+
+def _is_odd_root(x: Any) -> bool:
+    return bool(x.is_Pow and x.base.is_Pow and x.base.exp.is_Integer and x.exp.is_Rational and x.exp.q % 2 == 1)
 
 
 def _close(left: Any, right: Any) -> bool:
@@ -343,6 +357,8 @@ def _alternatives(text: str) -> list[str]:
         found.append(number + (r"\%" if unit["percent"] else ""))
         if scale := re.match(r"\W*(?:text\{\s*)?(thousand|million|billion)", right[unit.end("number") :]):
             found.append(rf"{number} \cdot 10^{_SCALES[scale[1]]}")
+    if words(text) in _NOTHING:
+        found.append(r"\emptyset")
     if re.fullmatch(r"-?\d+,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
         found.append(text.replace(",", "."))
     if power := re.fullmatch(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})", text):
@@ -363,7 +379,7 @@ def clean(text: str) -> str:
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
             inner = text[len(left) : -len(right)]
             text = inner if left not in inner else text
-    text = text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip()
+    text = _POINT.sub("", text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip())
     text = _MINUS_POWER.sub(r"^{\1}", _LETTER_UNIT.sub("", text))
     # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
     text = _NAMES.sub(r"\\\1", _convert_roots(_LETTER.sub(r"\1", text)))

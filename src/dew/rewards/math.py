@@ -16,13 +16,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dew.errors import Problem, RewardError
+from dew.rewards import normalize
 from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer, find_gold, too_complex
-from dew.rewards.normalize import final_choice, gold_choice, read_number, same_base, same_number, words, write_number
 from dew.rewards.process import Pool
 from dew.rewards.verifiers import Completion, Verdict, Verifier, text_of
 
-TIMEOUT = 5.0
-"""Seconds for one answer. A typical answer takes about a hundredth of a second."""
+TIMEOUT = 5.0  # seconds for one answer. A typical answer takes about a hundredth of a second
 Row = Mapping[str, Any]
 
 workers = Pool("dew.rewards.latex:serve", remedy='Install math-verify: pip install "dew-rl[math]".')
@@ -53,22 +52,27 @@ def math_verdicts(
 def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
     """The verdict if no parser is needed, else the extracted answer."""
     answer, target = find_answer(text), find_gold(gold)
-    if target and (choice := gold_choice(target.text)):
-        chosen = final_choice(answer.text if answer and answer.marked else after_thinking(text)[-MAX_LENGTH:])
-        if chosen:
-            return Verdict("correct" if chosen == choice else "wrong", chosen)
+    if target and (choice := normalize.gold_choice(target.text)):
+        marked = answer is not None and answer.marked
+        chosen = normalize.final_choice(
+            answer.text if answer and marked else after_thinking(text)[-MAX_LENGTH:], marked=marked
+        )
+        if chosen or not marked:
+            return Verdict("unparsable" if not chosen else "correct" if chosen == choice else "wrong", chosen)
     if answer is None or target is None or len(answer.text) > MAX_LENGTH:
         return Verdict("unparsable", answer.text[:500] if answer else None)
     if answer.marked and target.marked:
-        a, b = read_number(answer.text), read_number(target.text)
-        same = same_number(a, b) if a and b else same_base(answer.text, target.text)
+        b = normalize.read_number(target.text)
+        a = normalize.read_number(answer.text) or (normalize.read_other_number(answer.text) if b else None)
+        same = normalize.same_number(a, b) if a and b else normalize.same_base(answer.text, target.text)
+        same = True if normalize.same_time(answer.text, target.text) else same
         if same is not None:
-            return Verdict("correct" if same else "wrong", write_number(a[0]) if a else answer.text)
+            return Verdict("correct" if same else "wrong", normalize.write_number(a[0]) if a else answer.text)
     if answer.marked and too_complex(answer.text):  # not parsed, but it may repeat the gold answer verbatim
         same = answer.text.split() == target.text.split()
         return Verdict("correct" if same else "unparsable", answer.text[:500])
-    wanted, said = words(target.text), words(answer.text)
-    if wanted and wanted in (said, words(after_thinking(text)[-MAX_LENGTH:])):
+    wanted, said = normalize.words(target.text), normalize.words(answer.text)
+    if wanted and wanted in (said, normalize.words(after_thinking(text)[-MAX_LENGTH:])):
         return Verdict("correct", wanted)
     one_word = wanted and said and wanted.isalpha() and answer.marked
     return Verdict("wrong", said) if one_word else answer  # to the parser, letters are factors: seat is east

@@ -1,7 +1,7 @@
 """Processes with a time and a memory limit, for the math parser (`Pool`) and for users' reward functions (`Process`).
 
-Not pebble (5.2.3, tried): it runs the user's script again in each worker, cannot start from a daemonic process, and a
-worker busy in C code outlives a parent that was killed. Not loky: it has no time limit that kills a worker. Here:
+pebble 5.2.3 runs the user's script again in each worker and cannot start from a daemonic process; loky has no time
+limit that kills a worker. Here:
 
     this process ── Process: a new interpreter, never a fork of one with threads or a GPU; answers requests itself,
                     └── or forks workers that do: in milliseconds, after importing its libraries once
@@ -30,14 +30,10 @@ from dew.errors import ConfigError, Problem, RewardError
 from dew.rewards.verifiers import Status
 from dew.rewards.worker import encode
 
-START_TIMEOUT = 180.0
-"""Seconds in which a process must import its libraries, on a cold and busy disk."""
-GRACE = 0.5
-"""Seconds to wait after the limit, when the kernel kills a worker, before giving up on it."""
-TICK = 0.2
-"""Seconds between two checks of the memory that a process holds."""
-LAST_LINES = 5
-"""Lines of a process's output that are quoted when it fails."""
+START_TIMEOUT = 180.0  # seconds in which a process must import its libraries, on a cold and busy disk
+GRACE = 0.5  # seconds to wait after the limit, when the kernel kills a worker, before giving up on it
+TICK = 0.2  # seconds between two checks of the memory that a process holds
+LAST_LINES = 5  # lines of a process's output that are quoted when it fails
 
 _BOOT = """
 import json, sys

@@ -1,13 +1,7 @@
 """A user's reward function by path: `rewards.py:score`, `package.rewards:score`, or TRL's `package.rewards.score`.
 
-It runs in a process of its own (process.py), so that a function that hangs, leaks memory or crashes the interpreter
-costs one batch of rewards instead of the run:
-
-    time      `timeout` seconds per batch; then the process is killed, whatever it is doing
-    memory    the process is killed when it holds more than `memory` bytes
-    failures  a batch lost in this way gets None for each answer, with a warning; the third in a row is an error
-
-An exception, a wrong number of rewards or a wrong type is a bug in the function and an error at once.
+It runs in a process of its own with limits of time and memory (process.py). A batch lost to them gets None for each
+answer, with a warning; the third in a row is an error. An exception or a wrong type is a bug and an error at once.
 """
 
 import inspect
@@ -38,10 +32,8 @@ from dew.rewards.process import INHERITED, Process, ProcessFailed
 from dew.rewards.verifiers import Completion
 from dew.rewards.worker import answer_requests, encode
 
-TIMEOUT = 600.0
-"""Seconds for one batch."""
-MAX_FAILURES = 3
-"""Lost batches in a row that end the run."""
+TIMEOUT = 600.0  # seconds for one batch
+MAX_FAILURES = 3  # lost batches in a row that end the run
 
 log = logging.getLogger("dew.rewards")
 
@@ -68,13 +60,9 @@ class UserFunction:
     """
 
     def __init__(
-        self,
-        path: str,
-        timeout: float = TIMEOUT,
-        memory: float | None = None,
-        seed: int = 0,
+        self, path: str, timeout: float = TIMEOUT, memory: float | None = None, seed: int = 0,
         folders: Sequence[str | Path] = (),
-    ) -> None:
+    ) -> None:  # fmt: skip
         where, _, name = path.rpartition(":" if ":" in path else ".")
         if not where or not name.isidentifier() or path.endswith(".py"):
             remedy = "Write module:function or file.py:function."

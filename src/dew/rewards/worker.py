@@ -19,8 +19,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-MEMORY = 3 * 2**30
-"""Bytes of address space of a forked worker."""
+MEMORY = 3 * 2**30  # bytes of address space of a forked worker
 BLOCKED = {
     "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "os.fork", "os.forkpty", "pty.spawn",
     "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto",

@@ -19,7 +19,8 @@ from ruamel.yaml.representer import SafeRepresenter
 
 from dew.errors import ConfigError, Problem, RecordError, did_you_mean
 from dew.files import read_whole
-from dew.run.folder import MODEL_FILES
+from dew.run.folder import MODEL_FILES, is_main_process
+from dew.run.models import check_model
 from dew.run.settings import algorithm_settings, misspelled
 from dew.tasks import model_folder
 
@@ -169,8 +170,11 @@ def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None 
         raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
 
 
-def find_model(name: str, setting: str = "model_name_or_path") -> str:
-    """The argument for `from_pretrained`: the folder of a bundled model, a folder that holds a model, a hub name."""
+def find_model(name: str, setting: str = "model_name_or_path", revision: str | None = None) -> str:
+    """The argument for `from_pretrained`: the folder of a bundled model, a folder that holds a model, a hub name.
+
+    Raises a ConfigError if it cannot be loaded safely (models.py).
+    """
     path = Path(model_folder(name)).expanduser()
     looks_like_a_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
     if looks_like_a_path and not path.exists():
@@ -178,7 +182,10 @@ def find_model(name: str, setting: str = "model_name_or_path") -> str:
     if path.exists() and not any((path / file).is_file() for file in MODEL_FILES):
         what = f"{setting}: {name!r} is not a model folder. It has no config.json."
         raise ConfigError(Problem(what, remedy="Give a model's own folder; that of a run is RUN/model."))
-    return str(path) if path.exists() else name
+    found = str(path) if path.exists() else name
+    if is_main_process:
+        check_model(name, found, revision)
+    return found
 
 
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -213,8 +220,11 @@ def parse_yaml(text: str, source: str = "config") -> Settings:
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
-        if any(isinstance(event, AliasEvent) for event in yaml.parse(text)):  # a few of them can expand to gigabytes
-            raise ValueError("aliases such as *name are not supported; write each value once")
+        for event in yaml.parse(text):
+            if isinstance(event, AliasEvent):  # a few of them can expand to gigabytes
+                raise ValueError("aliases such as *name are not supported; write each value once")
+            if "\0" in str(getattr(event, "value", "")):  # in a name, it would fail where the file is opened
+                raise ValueError(r"the character \0 is not allowed")
         value = yaml.load(text)
     except (YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)

@@ -22,7 +22,8 @@ per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_ste
 generation_batch_size num_iterations num_train_epochs max_steps warmup_steps learning_rate lr_scheduler_type optim
 weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon epsilon epsilon_high beta loss_type scale_rewards
 importance_sampling_level bf16 fp16 use_cpu gradient_checkpointing use_peft lora_r lora_alpha lora_dropout
-lora_target_modules load_in_4bit load_in_8bit run_name logging_steps report_to=tensorboard save_strategy save_steps
+lora_target_modules load_in_4bit load_in_8bit run_name logging_steps report_to=tensorboard report_to=none
+save_strategy save_steps
 save_total_limit eval_strategy eval_steps records_every records_groups records_keep data.train_batch_size
 data.max_prompt_length data.max_response_length trainer.nnodes trainer.n_gpus_per_node trainer.total_epochs
 trainer.total_training_steps trainer.save_freq trainer.test_freq trainer.v1.trainer_mode model.lora_rank
@@ -34,8 +35,9 @@ rollout.load_format=safetensors
 """
 ALLOWED = frozenset(NAMES.split())
 """Names, or name=value where only that value is allowed; with dots, verl's keys without `actor_rollout_ref.`."""
-WORD, PATH = re.compile(r"[\w-]+", re.ASCII), re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)
+WORD, PATH = re.compile(r"[\w-]{1,200}", re.ASCII), re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)
 PATHS = ("model_name_or_path", "dataset_name", "task", "output_dir")  # hub names, or below the current folder
+LARGEST = 2**32  # a seed may be as large
 
 
 def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
@@ -51,15 +53,18 @@ def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
 
 
 def _allowed(key: str, value: Any) -> bool:
-    name, pattern = re.sub(r"^verl\.\+*(actor_rollout_ref\.)?", "", key), PATH if key in PATHS else WORD
-    off = "." not in key and str(value).lower() in ("none", "no", "false")
-    plain = f"{name}={value}" in ALLOWED or (name in ALLOWED and _is_plain(value, pattern))
-    links = key == "output_dir" and plain and not Path(str(value)).resolve().is_relative_to(Path.cwd())
-    return off or (plain and not links)
+    name = re.sub(r"^verl\.\+*(actor_rollout_ref\.)?", "", key)
+    if key.startswith("verl.") != ("." in name):  # without a dot, hydra replaces a whole group of settings
+        return False
+    if key in PATHS and isinstance(value, str):
+        return PATH.fullmatch(value) is not None and Path(value).resolve().is_relative_to(Path.cwd())
+    off = "." not in key and (value is None or value is False)
+    return off or f"{name}={value}" in ALLOWED or (name in ALLOWED and _is_plain(value))
 
 
-def _is_plain(value: Any, pattern: re.Pattern[str]) -> bool:
+def _is_plain(value: Any) -> bool:
     if isinstance(value, list | tuple | Mapping):
-        inner = [*value, *value.values()] if isinstance(value, Mapping) else value
-        return all(_is_plain(x, WORD) for x in inner)
-    return pattern.fullmatch(value) is not None if isinstance(value, str) else isinstance(value, int | float | None)
+        return all(map(_is_plain, [*value, *value.values()] if isinstance(value, Mapping) else value))
+    if isinstance(value, str):
+        return WORD.fullmatch(value) is not None
+    return value is None or (isinstance(value, int | float) and abs(value) <= LARGEST)

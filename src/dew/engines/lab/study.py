@@ -116,6 +116,7 @@ def study(
     gpu = torch.cuda.device(device if on_gpu else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
         todo = open_grid(folder, list(cells), about, finished=_finished, say=say)
+        load_study(folder)  # a damaged run is an error now, not after training
         if not todo:
             say(f"All {len(cells)} runs are finished.")
         for name, of_task in groupby(todo, key=lambda cell: cell.task):

@@ -9,7 +9,7 @@ from dew.compare.grid import read_grid
 from dew.compare.results import main_scores, run_folders
 from dew.compare.statistics import seeds_needed
 from dew.compare.verdicts import difference_table, markdown_table, table_note
-from dew.errors import ConfigError, Problem, unknown
+from dew.errors import ConfigError, Problem, RecordError, unknown
 from dew.run.folder import RunFolder
 from dew.run.records import Json
 
@@ -30,7 +30,11 @@ def load_study(*folders: Path | str) -> list[Result]:
     found = {(r.task, r.arm, r.learning_rate, r.seed): r for r in runs}
     starts: dict[str, str] = {}
     for result in found.values():
-        start = RunFolder(str(result.folder)).run()["warm_start"]["digest"]
+        facts = RunFolder(str(result.folder)).run().get("warm_start")
+        if result.arm not in arms or not isinstance(facts, dict):
+            what = f"{result.folder}: no arm of this study, {result.arm!r:.60}, or no warm start in its run.json."
+            raise RecordError(Problem(what, remedy="Copy it again, or delete the run."))
+        start = str(facts.get("digest"))
         if starts.setdefault(result.task, start) != start:
             what = f"{result.folder}: started from policy {start}, others from {starts[result.task]}."
             raise ConfigError(Problem(what, "They cannot be paired.", "Load the studies one by one."))

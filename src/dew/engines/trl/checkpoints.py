@@ -22,9 +22,10 @@ from accelerate.utils import broadcast_object_list, send_to_device
 from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
-from dew.errors import ConfigError, DewError, EngineError, Problem
-from dew.files import sync, write_atomically
+from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError
+from dew.files import read_whole, sync, write_atomically
 from dew.run.folder import RunFolder
+from dew.run.records import MAX_FILE, try_json
 
 logger = logging.getLogger("dew")
 
@@ -54,15 +55,19 @@ def newest_complete(folder: str) -> str | None:
 
 
 def find_problem(checkpoint: Path) -> str | None:
-    if (checkpoint / MANIFEST).exists():
-        return find_damage(checkpoint)
-    if (checkpoint / OWN_STATE.format(0)).exists():
-        return INTERRUPTED
+    """Why a run cannot resume from a checkpoint; None if it can."""
+    manifest = (checkpoint / MANIFEST).exists()
+    if damage := find_damage(checkpoint) if manifest else INTERRUPTED * (checkpoint / OWN_STATE.format(0)).exists():
+        return damage
+    return None if isinstance(_read_json(checkpoint / STATE), dict) else f"{STATE} is missing or incomplete"
+
+
+def _read_json(path: Path) -> Any:
+    """None if it is not a file of JSON."""
     try:
-        json.loads((checkpoint / STATE).read_text())
-    except (OSError, ValueError):
-        return f"{STATE} is missing or incomplete"
-    return None
+        return try_json(read_whole(path, MAX_FILE))
+    except (OSError, RecordError):
+        return None
 
 
 def check_complete(checkpoint: str) -> None:
@@ -109,8 +114,8 @@ def write_manifest(folder: Path) -> None:
 def find_damage(folder: Path) -> str | None:
     """What differs from the manifest, in a few words; None where every byte is as it was written."""
     try:
-        expected = dict(json.loads((folder / MANIFEST).read_bytes())["files"])
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        expected = dict(_read_json(folder / MANIFEST)["files"])
+    except (ValueError, TypeError, KeyError, AttributeError):
         return f"{MANIFEST} cannot be read"
     found = _checksums(folder)
     changed = [name for name in expected if found.get(name) != expected[name]]
@@ -170,7 +175,7 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
         if rank == 0:
             logger.warning("%s: sampling a new generation, because batch sizes have changed: %s", folder, saved)
     state["generation"] = send_to_device(state["generation"], device)
-    state["epochs"] = int(json.loads(path.with_name(STATE).read_text()).get("epoch") or 0)
+    state["epochs"] = int(_read_json(path.with_name(STATE)).get("epoch") or 0)
     return state
 
 

@@ -16,6 +16,7 @@ from dew.engines.problems import held_out_rows, training_rows, verifier_of
 from dew.engines.verl.launch import Launch
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.rewards import verifier
+from dew.run.models import check_model
 from dew.tasks import Row
 
 UNUSED_VALIDATION = 16
@@ -91,6 +92,7 @@ def load_tokenizer(launch: Launch) -> Any:
 
     model = launch["actor_rollout_ref.model.path"]
     trusted = bool(launch["actor_rollout_ref.model.trust_remote_code"])
+    check_model(model, model)
     try:
         return AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
     except Exception as error:  # the hub raises many kinds of errors

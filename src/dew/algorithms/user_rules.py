@@ -1,0 +1,96 @@
+"""What a rule of your own, given as `file.py:Class`, may do while it runs: compute, for a limited time.
+
+It runs in the training process. If it hangs, ends the process or forks, the run must not look finished or run twice.
+"""
+
+import functools
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from types import FunctionType
+from typing import Any, NoReturn
+
+from dew.errors import ConfigError, Problem, user_line
+
+SECONDS = 300.0
+"""For one call. A rule computes with a few tensors, in milliseconds."""
+_running = False
+
+
+class _Late(BaseException):
+    """Not an Exception, which the rule might catch."""
+
+
+class _Clean(io.TextIOBase):
+    """Standard output, without the control characters of what the rule prints."""
+
+    def __init__(self, to: Any) -> None:
+        self._to = to
+
+    def write(self, text: str) -> int:
+        if _is_main():  # another thread may show the progress of the run
+            text = "".join(c if c.isprintable() or c in "\n\t" else "·" for c in text)
+        self._to.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._to.flush()
+
+
+@contextmanager
+def limited(name: str) -> Iterator[None]:
+    """Whatever ends or outlasts the block is an error that names it."""
+    global _running
+    if _running or not _is_main():  # only there can a signal interrupt it
+        yield
+        return
+
+    def late(*_: Any) -> NoReturn:
+        raise _Late(f"took longer than {SECONDS:g} s")
+
+    def leave(code: int) -> NoReturn:
+        if os.getpid() != pid:
+            exit_process(code)
+        raise SystemExit(code)
+
+    pid, exit_process, before = os.getpid(), os._exit, signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS)
+    os._exit, _running = leave, True  # type: ignore[assignment]
+    try:
+        with redirect_stdout(_Clean(sys.stdout)), redirect_stderr(_Clean(sys.stderr)):
+            yield
+    except (SystemExit, _Late) as error:
+        what = f"tried to exit with code {error.code}" if isinstance(error, SystemExit) else str(error)
+        raise ConfigError(Problem(f"{name} {what}{user_line(error)}.", remedy="Correct the rule.")) from None
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
+        os._exit, _running = exit_process, False  # type: ignore[assignment]
+        if os.getpid() != pid:  # it forked: only the original process trains
+            os._exit(1)
+
+
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def guard(cls: type, base: type) -> None:
+    """Run the methods of a user's class that replace those of `base` with these limits."""
+    for kind in cls.__mro__[: cls.__mro__.index(base)]:
+        for name, method in list(vars(kind).items()) if not kind.__module__.startswith("dew.") else ():
+            own = isinstance(method, FunctionType) and hasattr(base, name) and not hasattr(method, "__wrapped__")
+            if own and not name.startswith("__"):
+                setattr(kind, name, _guarded(f"{cls.__name__}.{name}", method))
+
+
+def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(*given: Any, **named: Any) -> Any:
+        with limited(name):
+            return method(*given, **named)
+
+    return call

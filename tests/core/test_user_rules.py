@@ -1,0 +1,68 @@
+"""A rule in a file of the user that hangs, exits, forks or prints control characters: one error, no false success."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from dew import Rollouts, get_algorithm
+from dew.algorithms import user_rules
+from dew.errors import ConfigError
+
+RULE = """
+import os, sys, time
+from dew import GRPO
+{0}
+class Mine(GRPO):
+    name = "mine"
+    def advantages(self, rollouts):
+        {1}
+        return super().advantages(rollouts)
+"""
+DEEDS = {
+    "sys.exit(0)": "exit with code 0",
+    "os._exit(0)": "exit with code 0",
+    "while True: pass": "longer than 1 s",
+    "while True:\n            try: time.sleep(9)\n            except Exception: pass": "longer than 1 s",
+}
+
+
+@pytest.fixture
+def rule(tmp_path, monkeypatch, algorithm_registry):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(user_rules, "SECONDS", 1.0)
+    return lambda first, then: (tmp_path / "rule.py").write_text(RULE.format(first, then))
+
+
+def advantages():
+    rollouts = Rollouts(mask=torch.ones(1, 2, 3, dtype=torch.bool), reward=torch.tensor([[1.0, 0.0]]))
+    return get_algorithm("rule.py:Mine").advantages(rollouts)
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_a_rule_that_ends_or_outlasts_the_run_is_named(rule, deed):
+    rule("", deed)
+    with pytest.raises(ConfigError, match=rf"Mine\.advantages .*{DEEDS[deed]}.* at rule.py, line") as error:
+        advantages()
+    assert len(error.value.problems) == 1
+    rule(deed.replace("\n        ", "\n"), "")
+    with pytest.raises(ConfigError, match=rf"rule\.py:Mine.*{DEEDS[deed]}"):
+        advantages()
+
+
+def test_a_rule_that_forks_trains_once_and_prints_text_only(rule, capsys):
+    rule("", r"os.fork(); print('\x1b[2Jcleared\x07')")
+    before = os.getpid(), os._exit
+    assert advantages().shape == (1, 2, 3) and before == (os.getpid(), os._exit)
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+    assert capsys.readouterr().out == "·[2Jcleared·\n"
+
+
+def test_dew_train_does_not_end_well_if_the_rule_exits(rule, dew, tmp_path):
+    rule("", "os._exit(0)")
+    settings = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4, "max_steps": 1,
+                "per_device_train_batch_size": 8, "use_cpu": True, "bf16": False, "problems": 16}  # fmt: skip
+    (tmp_path / "r.yaml").write_text(json.dumps({**settings, "output_dir": "run", "max_completion_length": 24}))
+    code, _, err = dew("train", "r.yaml", "--algorithm", "rule.py:Mine")
+    assert code == 1 and "Mine.advantages tried to exit with code 0 at rule.py, line 8." in " ".join(err.split())
