@@ -340,6 +340,8 @@ def test_the_summary_tells_where_the_noise_comes_from(tmp_path):
     [
         (["--model", "no/such/model"], "no folder"),
         (["--model", "tiny", "--task", "countdwn"], "countdown"),
+        (["--task", "gsm8k"], "--model"),
+        (["--reward", "math"], "--model"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{rnak: 3}"], "rank"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{target_modules: attention}"], "q_proj"),
         (["--model", "tiny", "--task", "countdown", "--reward", "maths"], "math"),

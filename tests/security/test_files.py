@@ -74,7 +74,6 @@ CASES = [
     Case("theirs/verl.yaml", SECRET, ("resume", "theirs"), "leads out"),
     *(Case(f"run/{name}", PIPE, REPORT, "pipe", 0) for name in READ),  # the rest is shown
     Case("theirs/trainer_state.json", PIPE, ("report", "theirs"), "pipe"),
-    Case("theirs/completions/completions_00001.parquet", PIPE, ("report", "theirs"), "pipe", 0),
     *(Case(f"x.{kind}", what, words, "not a regular file") for what in (PIPE, ZERO) for kind, words in
       (("yaml", ("train", "x.yaml")), ("jsonl", ("eval", "tiny", "--task", "x.jsonl", "--reward", "math")))),
     Case("model/tokenizer.json", PIPE, EVAL, "pipe or a device"),
@@ -85,14 +84,14 @@ CASES = [
     # damaged
     Case("run/run.json", NESTED, ("explain", "run/run.json"), "not a token record"),
     Case("run/grid.json", NESTED, REPORT, "not the JSON that dew writes"),
-    Case("run/run.json", {"command": ["a\0b"], "cwd": "."}, ("resume", "run"), "cannot be run"),
+    Case("run/run.json", {"command": ["touch", "evil"], "cwd": "."}, ("resume", "run"), "not the output_dir"),
     Case("r.yaml", {**SMALL, "task": "a\0b"}, TRAIN, r"\\0 is not allowed"),
     Case("model/config.json", (TINY / "config.json").read_bytes()[:100], TRAIN, "cannot be loaded"),
     Case("model/model.safetensors", (TINY / "model.safetensors").read_bytes()[:100], TRAIN, "cannot be loaded"),
     Case("model/config.json", NESTED, EVAL, DEEP),
     # code and pickles
     Case("run/records/step-00000001.jsonl.gz", json.dumps({**RECORD, "algorithm": "evil.py:X"}), ("explain", "run"),
-         "add --algorithm evil.py:X"),
+         "evil.py:X", 0),  # shown as recorded, without the code
     Case("model/config.json", {"auto_map": CODE, "model_type": "evil"}, EVAL, "cannot be loaded"),
     Case("model/config.json", {"auto_map": CODE, "model_type": "evil"}, TRAIN, "cannot be loaded|custom code|evil"),
     Case("model/tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.X", "evil.X"]}, "tokenizer_class": "X"},
@@ -190,7 +189,7 @@ def test_a_checkpoint_with_nested_json_is_damaged(here, name):
     write_manifest(here)
     assert find_problem(here) is None
     put(Path(name), NESTED)
-    assert "cannot be read" in find_problem(here) or "bytes" in find_problem(here)
+    assert "cannot be read" in find_problem(here) or "has changed" in find_problem(here)
     if name == "trainer_state.json":
         write_manifest(here)
         assert "incomplete" in find_problem(here)

@@ -63,6 +63,9 @@ def lab(
     given = mapping(settings, example="{group_size: 8}")
     given |= {} if generations is None else {"generations": generations}
     of_task = given.pop("task_settings", {})
+    if not model and (reward or of_task):
+        remedy = "Name a model with --model, or leave it out."
+        raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
     try:
         found = study(
             arms or ["dapo", "dew"],

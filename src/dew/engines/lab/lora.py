@@ -199,8 +199,9 @@ def load_base(name: str, device: str, dtype: torch.dtype | None = None) -> Base:
     dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-        settings: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa", "use_safetensors": True}
-        model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=False, **settings)
+        model = AutoModelForCausalLM.from_pretrained(
+            path, trust_remote_code=False, use_safetensors=True, dtype=dtype, attn_implementation="sdpa"
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
     return as_base(path, model.to(device).eval().requires_grad_(False), tokenizer)

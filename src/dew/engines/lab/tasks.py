@@ -96,7 +96,8 @@ def symbols(tokens: Sequence[int]) -> list[str]:
 
 def get_task(name: str) -> GeneratedTask:
     if name not in TASKS:
-        raise ConfigError(Problem(f"task {name!r} is not known.", remedy=f"Choose one of: {', '.join(TASKS)}."))
+        remedy = f"Choose one of: {', '.join(TASKS)}. Other tasks need a language model: --model."
+        raise ConfigError(Problem(f"task {name!r} is not known.", remedy=remedy))
     return TASKS[name]
 
 
