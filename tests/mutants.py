@@ -29,7 +29,7 @@ SOURCES = [
     *sorted(DEW.glob("credit/[!_]*.py")),
     *sorted(DEW.glob("algorithms/[!_]*.py")),
 ]
-NAMES = "golden gtpo grpo_s turns outcome_pool baseline_credit losses rules algorithms rollouts"
+NAMES = "golden gtpo grpo_s turns outcome_pool comparison baseline_credit losses rules algorithms rollouts"
 TESTS = [ROOT / f"tests/core/test_{name}.py" for name in NAMES.split()]
 LIMIT = 300
 """Seconds after which a change counts as noticed: some loop for ever."""
