@@ -303,7 +303,8 @@ def test_the_same_numbers_again_on_a_gpu():
 @pytest.mark.parametrize(
     ("text", "stacked"),
     [
-        ("dapo", True), ("gtpo", True), ("otb", True), ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False),
+        ("dapo", True), ("gtpo", True), ("otb", True), ("dew(compare=context)", True),
+        ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False),
         ("gtpo(scope=batch)", False), ("forking_tokens", False), ("dapo(overlong=soft,overlong_buffer=4)", True),
     ],
 )  # fmt: skip
