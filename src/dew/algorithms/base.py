@@ -93,8 +93,9 @@ class Algorithm:
     """ε_high: above a ratio of 1 + ε_high, tokens of correct answers get no gradient."""
 
     surrogate: Surrogate = "clip"
-    """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient) or
-    "sapo" (a soft gate, without clip_low and clip_high)."""
+    """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient),
+    "sapo" (a soft gate, without clip_low and clip_high), "geo_mean" (the geometric mean of clipped token ratios), or
+    "dppo_tv" and "dppo_kl" (drop tokens whose probability has moved by more than clip_low or clip_high)."""
 
     tau_pos: float = 1.0
     """SAPO: temperature of the gate where the advantage is positive."""
