@@ -58,6 +58,12 @@ def test_golden(compare):
         assert row == pytest.approx(expected)
 
 
+def test_golden_tenths():
+    # tenths of 7 tokens: 0 1 2 4 5 7 8, of 4 tokens: 0 2 5 7; H = 1 and 3 where both have one, else a token is alone
+    long, short = weights([True, True], [[1] * 7, [3] * 4], [[1] * 7, [1] * 4], compare="relative")
+    assert pytest.approx([0.5, 1, 0.5, 1, 0.5, 0.5, 1]) == long and short == pytest.approx([1.5] * 4)
+
+
 def test_golden_rank():
     # ✓ column 1: 1 < 2 -> ranks 1, 2 over 3/2;  matrix: 1 2 2 3 4 4 6 8 -> 1, 2½, 4, 5½ | 2½, 5½, 7, 8 over 4½
     assert weights(CORRECT, ENTROPY, TOKENS, value="rank")[0] == pytest.approx([2 / 3] * 4)
@@ -262,6 +268,8 @@ def test_tokens_of_rows_reach_the_credit(name):
     [
         ({"compare": "step"}, "needs step_ends"),
         ({"compare": "step_mean"}, "needs step_ends"),
+        ({"compare": "step", "step_ends": 198}, "ids of tokens"),
+        ({"compare": "step", "step_ends": ("\n",)}, "ids of tokens"),
         ({"value": "divergence", "scope": "batch"}, "same problem"),
         ({"value": "size"}, "entropy, rank, divergence, contrast"),
         ({"shrink": -1.0}, "shrink=-1.0"),

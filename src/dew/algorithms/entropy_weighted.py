@@ -191,9 +191,11 @@ class GTPO(EntropyWeighted):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.compare in ("step", "step_mean") and not self.step_ends:
+        if not (isinstance(self.step_ends, tuple) and all(type(x) is int for x in self.step_ends)):
+            found.append(f"step_ends={self.step_ends!r}: give the ids of tokens, e.g. (198, 271).")
+        elif self.compare in ("step", "step_mean") and not self.step_ends:
             found.append(
-                f"compare={self.compare!r} needs step_ends: the ids of the tokens that end a line or sentence."
+                f"compare={self.compare!r} needs step_ends: the ids of the tokens that end a line, e.g. (198,)."
             )
         if self.value == "divergence" and self.scope == "batch":
             found.append("value='divergence' compares answers to the same problem. Leave out scope='batch'.")
