@@ -43,7 +43,7 @@ EQUIVALENT = {
     "losses.py: torch.where(mask, old_logp, 0) -> torch.where(mask, old_logp, 1)",  # masked later
     "losses.py: torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)"
     " -> torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 1)",
-    "credit/comparison.py: mask.sum(-1, keepdim=True).clamp_min(1) -> mask.sum(-1, keepdim=True).clamp_min(2)",  # 0 // n
+    "credit/comparison.py: mask.sum(-1, keepdim=True).clamp_min(1) -> mask.sum(-1, keepdim=True).clamp_min(2)",
 }
 """Changes that make no difference, or none on a CPU; without the line number."""
 

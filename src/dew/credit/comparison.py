@@ -63,7 +63,7 @@ def compared(
         step, place = _steps(mask, _given(tokens), step_ends)
         over = same_labels(step, place) if compare == "step" else same_labels(step)
         if compare == "step_mean":
-            H = torch.where(mask, masked_mean_by(H, mask, same_labels(_answer(mask), step)), 1)
+            H = masked_mean_by(H, mask, same_labels(_answer(mask), step))
 
     if value in ("divergence", "contrast"):
         found = _divergence if value == "divergence" else _contrast
