@@ -44,7 +44,7 @@ def masked_mean_by(
     return (masked_sum_by(x, mask, label) / masked_sum_by(torch.ones_like(x), mask, label).clamp_min(1)).to(x.dtype)
 
 
-def same_labels(*keys: Int[Tensor, "*P G T"]) -> Int[Tensor, "*P G T"]:
+def same_labels(*keys: Int[Tensor, "*P G T"] | Bool[Tensor, "*P G T"]) -> Int[Tensor, "*P G T"]:
     """0, 1, 2, ...: the same number where all keys are equal, within a group (the last two axes), and nowhere else."""
     shape, device = keys[0].shape, keys[0].device
     label = torch.arange(shape[:-2].numel(), device=device).view(*shape[:-2], 1, 1).expand(shape)

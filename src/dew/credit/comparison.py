@@ -72,9 +72,8 @@ def compared(
     if value == "entropy":
         return x, over
     label = {"row": _answer(mask), "column": torch.arange(mask.shape[-1], device=mask.device).expand(mask.shape)}
-    whole = torch.zeros_like(mask, dtype=torch.long)
-    by = over if isinstance(over, Tensor) else label.get(compare, whole)
-    return rank_by(x, mask, same_labels(won.long(), by)), over
+    by = over if isinstance(over, Tensor) else label.get(compare, torch.zeros_like(mask))
+    return rank_by(x, mask, same_labels(won, by)), over
 
 
 def _given(tokens: Tensor | None) -> Tensor:
@@ -112,7 +111,7 @@ def _context(won: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
     two = _previous(one, mask)
     level, label = torch.zeros_like(one), torch.zeros_like(one)
     for length, keys in enumerate([(one,), (one, two)], start=1):
-        same = same_labels(won.long(), *keys)
+        same = same_labels(won, *keys)
         shared = masked_sum_by(torch.ones_like(same), mask, same) > 1
         level, label = torch.where(shared, length, level), torch.where(shared, same, label)
     return same_labels(level, label)
