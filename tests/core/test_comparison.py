@@ -118,7 +118,7 @@ def keys_of(correct, tokens, compare):
             places = {"column": t, "row": i, "matrix": 0, "turn": 0, "relative": 10 * t // len(row)}
             places |= {"step": (step, t - start), "step_mean": step}
             one = tuple(row[max(0, t - 1) : t])
-            found[i, t] = places.get(compare, (one, tuple(row[max(0, t - 2) : t - 1])))
+            found[i, t] = places.get(compare, (one, tuple(row[max(0, t - 2) : max(0, t - 1)])))
             if token == DOT:
                 step, start = step + 1, t + 1
     if compare == "context":
