@@ -25,11 +25,16 @@ from pathlib import Path
 
 import torch
 
-from dew.algorithms import get_algorithm
+from dew.algorithms import parse_algorithm
 from dew.credit import grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.rollouts import Rollouts
 
-OTHERS = ("dapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb")
+OTHERS = (
+    "dapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb", "gepo", "stare",
+    "gtpo(compare=turn)", "gtpo(compare=relative)", "gtpo(compare=step,step_ends=(0,))",
+    "gtpo(compare=step_mean,step_ends=(0,))", "gtpo(compare=context)", "gtpo(value=rank)",
+    "gtpo(compare=matrix,value=divergence)", "gtpo(compare=matrix,value=contrast)",
+)  # fmt: skip
 GROUP, TOKENS, VOCABULARY, SAMPLE = 16, 4096, 32_000, 2048
 
 
@@ -92,10 +97,12 @@ def shaping(answers: int, device: str) -> dict[str, Callable[[], object]]:
     mask = (torch.arange(TOKENS) < lengths.unsqueeze(-1)).to(device)
     correct = (torch.rand(shape[:2], generator=generator) > 0.5).to(device)
     logp = -2 * torch.rand(shape, generator=generator).to(device)
-    rollouts = Rollouts(mask=mask, reward=correct.float(), entropy=entropy, logp=logp, sum_sq=logp.exp())
+    tokens = (VOCABULARY * torch.rand(shape, generator=generator) ** 4).long().to(device)  # a few are very frequent
+    signals = {"entropy": entropy, "logp": logp, "sum_sq": logp.exp(), "tokens": tokens}
+    rollouts = Rollouts(mask=mask, reward=correct.float(), **signals)
 
     def other(name: str) -> Callable[[], object]:
-        algorithm = get_algorithm(name)
+        algorithm = parse_algorithm(name)
 
         def run() -> object:
             advantages = algorithm.advantages(rollouts)

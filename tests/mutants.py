@@ -29,7 +29,7 @@ SOURCES = [
     *sorted(DEW.glob("credit/[!_]*.py")),
     *sorted(DEW.glob("algorithms/[!_]*.py")),
 ]
-NAMES = "golden gtpo grpo_s turns outcome_pool baseline_credit losses rules algorithms rollouts"
+NAMES = "golden gtpo grpo_s turns outcome_pool comparison baseline_credit losses rules algorithms rollouts"
 TESTS = [ROOT / f"tests/core/test_{name}.py" for name in NAMES.split()]
 LIMIT = 300
 """Seconds after which a change counts as noticed: some loop for ever."""
@@ -43,8 +43,7 @@ EQUIVALENT = {
     "losses.py: torch.where(mask, old_logp, 0) -> torch.where(mask, old_logp, 1)",  # masked later
     "losses.py: torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)"
     " -> torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 1)",
-    "ops.py: torch.where(mask, values, 0).double() -> torch.where(mask, values, 0)",  # shows on a GPU only
-    "ops.py: total(torch.ones_like(x)).clamp_min(1) -> total(torch.ones_like(x))",  # 0 / 0 is masked later
+    "credit/comparison.py: mask.sum(-1, keepdim=True).clamp_min(1) -> mask.sum(-1, keepdim=True).clamp_min(2)",
 }
 """Changes that make no difference, or none on a CPU; without the line number."""
 

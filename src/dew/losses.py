@@ -12,7 +12,7 @@ from dew.ops import masked_mean
 
 Ratio = Literal["token", "sequence_mean", "sequence_geometric"]
 Reduce = Literal["tokens", "sequences"]
-Surrogate = Literal["clip", "cispo", "sapo"]
+Surrogate = Literal["clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
 
 MAX_LOG_RATIO = 20.0
 """|log w| is clamped to this, so that a single bad token cannot turn the batch into inf or NaN."""
@@ -50,6 +50,9 @@ def policy_loss(
         clip    sᵢₜ = min(ŵᵢₜ Aᵢₜ, clip(ŵᵢₜ, 1−ε_low, 1+ε_high) Aᵢₜ)      PPO, arXiv:1707.06347
         cispo   sᵢₜ = sg[clip(ŵᵢₜ, 1−ε_low, 1+ε_high)] Aᵢₜ log πθ          no token loses its gradient, 2506.13585
         sapo    sᵢₜ = 4/τ · σ(τ (ŵᵢₜ − 1)) Aᵢₜ                             a soft gate: τ₊ if A > 0, else τ₋, 2511.20347
+        geo_mean  sᵢₜ = exp(meanₜ mᵢₜ) Aᵢₜ         m = min(log w, ε_high) if A > 0, else max(log w, −ε_low), 2507.20673
+        dppo_tv   sᵢₜ = sg[ŵᵢₜ] Aᵢₜ log πθ       0 if A > 0 and πθ − π_old > ε_high, or if A ≤ 0 and π_old − πθ > ε_low
+        dppo_kl   the same, by KL((π_old, 1 − π_old) ‖ (πθ, 1 − πθ)) instead of |πθ − π_old|                  2602.04879
 
         ℓᵢₜ = −sᵢₜ + penaltyᵢₜ · |log wᵢₜ| + β · k3(πθ ‖ π_ref)ᵢₜ
 
@@ -83,24 +86,36 @@ def policy_loss(
 
     A = _by_token(advantages, mask)
     logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)
-    log_w = (logp - torch.where(mask, old_logp, 0)).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    old_logp = torch.where(mask, old_logp, 0)
+    log_w = (logp - old_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     w = _ratio(log_w, mask, ratio)
 
+    low, high = w < 1 - clip_low, w > 1 + clip_high  # what is clipped in wrong and in correct answers
     clipped = w.clamp(1 - clip_low, 1 + clip_high)
     if surrogate == "clip":
         token_loss = -torch.minimum(w * A, clipped * A)
     elif surrogate == "cispo":
         token_loss = -clipped.detach() * A * logp
-    else:
+    elif surrogate == "sapo":
         tau = torch.where(A > 0, tau_pos, tau_neg)
         token_loss = -4 / tau * torch.sigmoid(tau * (w - 1)) * A
-        clip_low = clip_high = float("inf")  # nothing is clipped
+        low = high = torch.zeros_like(low)
+    elif surrogate == "geo_mean":
+        low, high = log_w < -clip_low, log_w > clip_high
+        m = torch.where(A > 0, log_w.clamp_max(clip_high), log_w.clamp_min(-clip_low))
+        w = masked_mean(m, mask, -1).exp().expand_as(m)
+        token_loss = -w * A
+    else:
+        p, p_old = logp.detach().exp(), old_logp.exp()
+        d = (p - p_old).abs() if surrogate == "dppo_tv" else _binary_kl(p_old, p, -log_w.detach())
+        low, high = (d > clip_low) & (p < p_old), (d > clip_high) & (p > p_old)
+        token_loss = -torch.where(torch.where(A > 0, high, low), 0, w.detach() * A * logp)
     if penalty is not None:
         moved = mask & (log_w.detach().abs() > ROUNDING)
         token_loss = token_loss + torch.where(moved, penalty, 0) * log_w.abs()
     if weight is not None:
         token_loss = token_loss * torch.where(mask, weight, 0)
-    stats = _statistics(w.detach(), log_w.detach(), A, mask, clip_low, clip_high)
+    stats = _statistics(w.detach(), log_w.detach(), A, mask, low, high)
     if ref_logp is not None:
         k3 = _k3(torch.where(mask, ref_logp, 0) - logp)
         token_loss = token_loss + kl_coef * k3
@@ -117,6 +132,12 @@ def _ratio(log_w: Tensor, mask: Tensor, ratio: Ratio) -> Tensor:
     return masked_mean(log_w, mask, -1).exp().expand_as(log_w)
 
 
+def _binary_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
+    """KL((p, 1 − p) ‖ (q, 1 − q)) with log_ratio = log p/q: of the sampled token against all others."""
+    rest = [(1 - x).clamp_min(0) + 1e-8 for x in (p, q)]  # rounding may put a probability above 1
+    return p * log_ratio + (1 - p) * (rest[0] / rest[1]).log()
+
+
 def _k3(d: Tensor) -> Tensor:
     """Schulman's k3 estimator of a KL divergence from a log-ratio: never negative, low variance."""
     d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -131,15 +152,13 @@ def _reduce(token_loss: Tensor, mask: Tensor, reduce: Reduce, count: float | Ten
     return total / (own.clamp_min(1) if count is None else count)
 
 
-def _statistics(
-    w: Tensor, log_w: Tensor, A: Tensor, mask: Tensor, clip_low: float, clip_high: float
-) -> dict[str, Tensor]:
+def _statistics(w: Tensor, log_w: Tensor, A: Tensor, mask: Tensor, low: Tensor, high: Tensor) -> dict[str, Tensor]:
     return {
         "ratio/mean": _mean(w, mask),
         "ratio/max": torch.where(mask, w, 0).amax() if w.numel() else w.new_zeros(()),
         "ratio/abs_log": _mean(log_w.abs(), mask),
-        "clip/low": _mean(((w < 1 - clip_low) & (A < 0)).to(w.dtype), mask),
-        "clip/high": _mean(((w > 1 + clip_high) & (A > 0)).to(w.dtype), mask),
+        "clip/low": _mean((low & (A < 0)).to(w.dtype), mask),
+        "clip/high": _mean((high & (A > 0)).to(w.dtype), mask),
         "kl/approx": _mean(_k3(log_w), mask),
     }
 

@@ -28,21 +28,47 @@ def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: D
     return masked_sum(x, mask, dim) / mask.sum(dim, keepdim=True).clamp_min(1)
 
 
+def masked_sum_by(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], label: Int[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """At every entry, Σ x over the True entries that have its label, in float64: the order in which a GPU adds does not
+    show. Labels are those of `same_labels`."""
+    sums = torch.zeros(label.numel(), dtype=torch.float64, device=x.device)
+    return sums.index_add_(0, label.flatten(), torch.where(mask, x, 0).double().flatten())[label]
+
+
 def masked_mean_by(
-    x: Float[Tensor, "*P G T"], mask: Bool[Tensor, "*P G T"], label: Int[Tensor, "*P G T"]
-) -> Float[Tensor, "*P G T"]:
-    """At every entry, the mean of x over the True entries of its group (last two axes) that have its label.
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], label: Int[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """At every entry, the mean of x over the True entries that have its label."""
+    return (masked_sum_by(x, mask, label) / masked_sum_by(torch.ones_like(x), mask, label).clamp_min(1)).to(x.dtype)
 
-    Labels are 0 to T − 1. Summed in float64, where the order in which a GPU adds does not show.
-    """
-    key = label.flatten(-2)
 
-    def total(values: Tensor) -> Tensor:
-        sums = torch.zeros(*key.shape[:-1], x.shape[-1], dtype=torch.float64, device=x.device)
-        return sums.scatter_add(-1, key, torch.where(mask, values, 0).double().flatten(-2))
+def same_labels(*keys: Int[Tensor, "*P G T"] | Bool[Tensor, "*P G T"]) -> Int[Tensor, "*P G T"]:
+    """0, 1, 2, ...: the same number where all keys are equal, within a group (the last two axes), and nowhere else."""
+    shape, device = keys[0].shape, keys[0].device
+    label = torch.arange(shape[:-2].numel(), device=device).view(*shape[:-2], 1, 1).expand(shape)
+    for key in keys:
+        values, number = key.unique(return_inverse=True)
+        label = (label * len(values) + number).unique(return_inverse=True)[1]
+    return label
 
-    mean = total(x) / total(torch.ones_like(x)).clamp_min(1)
-    return mean.gather(-1, key).view_as(x).to(x.dtype)
+
+def rank_by(
+    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], label: Int[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """At every True entry, the rank of x from 1 among those that have its label; equal values share their mean rank."""
+    values, label = x[mask], label[mask]
+    order = values.argsort()
+    order = order[label[order].argsort(stable=True)]
+    sizes = label.bincount()
+    rank = torch.arange(1, len(order) + 1, device=x.device) - (sizes.cumsum(0) - sizes)[label[order]]
+    tied = torch.zeros_like(order)
+    tied[1:] = ((values[order].diff() != 0) | (label[order].diff() != 0)).cumsum(0)
+    shared = masked_mean_by(rank.to(x.dtype), torch.ones_like(tied, dtype=torch.bool), tied)
+    found = torch.ones_like(x)
+    found[mask] = torch.empty_like(values).scatter_(0, order, shared)
+    return found
 
 
 def turn_numbers(mask: Bool[Tensor, "*P G T"]) -> Int[Tensor, "*P G T"]:

@@ -17,7 +17,7 @@ from groups import batches, pad
 
 NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
          "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
-         "trl"]  # fmt: skip
+         "gmpo", "dppo", "gepo", "stare", "fipo", "trl"]  # fmt: skip
 
 
 def rollouts(batch, extra=None):
@@ -47,8 +47,10 @@ def test_names_and_defaults_match_the_papers():
     higher = (0.2, 0.28)
     assert clips == {
         **dict.fromkeys(NAMES, higher),
-        **dict.fromkeys(("grpo", "dr_grpo", "sapo", "reinforce_pp", "trl"), (0.2, 0.2)),
+        **dict.fromkeys(("grpo", "dr_grpo", "sapo", "reinforce_pp", "gepo", "trl"), (0.2, 0.2)),
         "gspo": (3e-4, 4e-4),
+        "gmpo": (0.4, 0.4),
+        "dppo": (0.15, 0.15),
         "cispo": (1.0, 4.0),
         "clip_cov": (1.0, 1.0),
         "kl_cov": (1.0, 1e6),
@@ -59,8 +61,9 @@ def test_names_and_defaults_match_the_papers():
         "gspo": "sequence_geometric",
     }
     by_sequence = {n for n in NAMES if get_algorithm(n).reduce == "sequences"}
-    assert by_sequence == {"grpo_s", "grpo", "gspo", "sapo"}
+    assert by_sequence == {"grpo_s", "grpo", "gspo", "sapo", "gmpo", "gepo"}
     sampled_once = {"gtpo", "grpo_s", "grpo", "dr_grpo", "gspo", "sapo", "w_reinforce", "reinforce_pp", "trl"}
+    sampled_once |= {"gmpo", "dppo", "gepo"}
     assert {n for n in NAMES if not get_algorithm(n).dynamic_sampling} == sampled_once
     named = {
         n: (get_algorithm(n).credit, get_algorithm(n).surrogate) for n in ("dapo", "cispo", "sapo", "maxrl", "qae")
@@ -250,7 +253,7 @@ def test_all_problems_are_listed():
     ("name", "settings", "says"),
     [
         ("gtop", {}, "Did you mean 'gtpo'"),
-        ("ppo", {}, "Choose one of: dew, gtpo"),
+        ("qqq", {}, "Choose one of: dew, gtpo"),
         ("gtpo", {"alpah2": 0.2}, "Did you mean 'alpha2'"),
         ("gtpo", {"scope": "world"}, "group, batch"),
         ("gtpo", {"average": "median"}, "arithmetic, geometric"),

@@ -62,6 +62,8 @@ def test_public_names_keep_their_signatures():
         "kl_cov_mask": "advantages logp mask share",
         "steer_weights": "advantages logp entropy mask least",
         "token_baseline_advantages": "rewards logp sum_sq mask",
+        "entropy_bands": "logp mask low high",
+        "future_weights": "log_w advantages mask half_life low high",
         "group_relative": "rewards present",
         "wrong_sign": "advantages rewards present",
     }

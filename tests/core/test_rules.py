@@ -1,5 +1,5 @@
 """Group credits, token weights and surrogates of other papers: MaxRL, QAE, W-REINFORCE, REINFORCE++, Clip-Cov, KL-Cov,
-OTB, STEER, CISPO, SAPO; and that they combine."""
+OTB, STEER, STARE, FIPO, GEPO, CISPO, SAPO, GMPO, DPPO; and that they combine."""
 
 import math
 
@@ -13,6 +13,8 @@ from dew import DewError, Rollouts, get_algorithm
 from dew.algorithms.base import Part
 from dew.credit import (
     clip_cov_mask,
+    entropy_bands,
+    future_weights,
     grpo_advantages,
     kl_cov_mask,
     maxrl_advantages,
@@ -26,9 +28,10 @@ from dew.losses import policy_loss
 from groups import batches, groups, pad
 
 LN = math.log
+NAN = float("nan")
 REWARDS = st.lists(st.floats(0, 2, width=32), min_size=1, max_size=16)
 CREDITS = ("grpo", "maxrl", "qae", "w_reinforce", "reinforce_pp")
-SURROGATES = ("clip", "cispo", "sapo")
+SURROGATES = ("clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl")
 
 
 def double(values):
@@ -159,6 +162,58 @@ def test_steer_does_not_let_one_token_set_the_scale():
     assert far[0, 0] < 0.994
 
 
+def test_golden_stare():
+    # ✓ 4 tokens, of which ⌈.3 · 4⌉ = 2 are the least likely: log π = −3, −2; ✗ 2, of which one: −4
+    logp, mask = pad([[-1, -3], [-2, -1], [-4], [-1]])
+    H = torch.where(mask, 0.2, logp)
+    made = Rollouts(mask=mask[None], reward=double([[1.0, 1, 0, 0]]), entropy=H[None], logp=logp[None])
+    plain = get_algorithm("dapo").advantages(made)
+    both = {"share": 0.3, "positive_weight": 1.5, "negative_weight": 0.5}
+    A = get_algorithm("stare", **both).advantages(made)
+    close(A / torch.where(mask, plain, 1), [[[1.0, 1.5], [1.5, 1], [0.5, 0], [1, 0]]])
+    close(get_algorithm("stare", share=0.3).advantages(made)[0, :3, 0] / plain[0, :3, 0], [1.0, 1.1, 1.0])
+    # the gate: off while the mean entropy, .2, is not below the target
+    assert get_algorithm("stare", **both, target_entropy=0.2).advantages(made).equal(plain)
+
+
+def test_golden_gepo():
+    # H of the groups: 1, 2, (8 + 4)/2 = 6: μ = 3, σ = √((4 + 1 + 9)/2) = 2.65; low below 2.47, high above 3.79
+    logp = double([[[-1.0, -1], [-1, NAN]], [[-2, NAN], [-2, NAN]], [[-8, NAN], [-4, NAN]]])
+    mask = ~logp.isnan()
+    assert [x.tolist() for x in entropy_bands(logp, mask)] == [[True, True, False], [False, False, True]]
+    # 1σ below is .35, 2σ above is 8.3
+    assert [x.tolist() for x in entropy_bands(logp, mask, low=1.0, high=2.0)] == [[False] * 3, [False] * 3]
+    assert not entropy_bands(logp[:1], mask[:1])[0].any()  # one group has nothing to be compared with
+    made = Rollouts(mask=mask, reward=double([[1.0, 0], [0, 1], [1, 0]]), logp=logp)
+    scale = get_algorithm("gepo").advantages(made) / torch.where(mask, get_algorithm("grpo").advantages(made), 1)
+    close(scale[..., 0], [[0.5, 1.0], [1.0, 0.5], [1.0, 0.2]])
+    scale = get_algorithm("gepo", low_weight=0.1, high_band=2.0).advantages(made)
+    close(scale[..., 0].abs() / scale[2, 0, 0], [[0.1, 1.0], [1.0, 0.1], [1.0, 1.0]])
+
+
+def test_golden_fipo():
+    # γ = ½: F₃ = .4, F₂ = −.1 + .2 = .1, F₁ = .02 + .05 = .07; 1.49 is cut to 1.2
+    log_w, mask = pad([[0.02, -0.1, 0.4], [-0.3]])
+    A = torch.ones_like(log_w)
+    close(future_weights(log_w, A, mask, half_life=1.0), [[math.exp(0.07), math.exp(0.1), 1.2], [1, 1, 1]])
+    close(future_weights(log_w, A, mask, half_life=1.0, low=0.8)[1], [0.8, 1.0, 1.0])
+    # a ratio above 10 does not count for anyone; above 4 it is unsafe in a wrong answer, where weights are at most 1
+    log_w = double([[0.1, LN(11)], [0.1, LN(5)], [0.1, LN(3)]])
+    f = future_weights(log_w, double([[1.0, 1], [-1, -1], [-1, -1]]), torch.ones(3, 2).bool(), half_life=1.0)
+    close(f, [[math.exp(0.1), 1.0], [1.2, 1.0], [1.2, 1.2]])
+
+
+def test_fipo_weights_the_advantage_in_its_loss():
+    # log w = .1 and −.05: F = .1 − .05 · 2^(−1/32), −.05; w f with A = 1
+    log_w, part = torch.tensor([[0.1, -0.05]]), Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2))
+    first = math.exp(0.1 - 0.05 * 2 ** (-1 / 32))
+    for settings, low in (({}, 1.0), ({"least_weight": 0.9}, math.exp(-0.05))):
+        loss, _ = get_algorithm("fipo", **settings).loss(log_w, part, torch.ones(1))
+        assert loss.item() == pytest.approx(-(math.exp(0.1) * first + math.exp(-0.05) * low) / 2)
+    loss, _ = get_algorithm("fipo", half_life=1.0, most_weight=1.01).loss(log_w, part, torch.ones(1, 2), count=1)
+    assert loss.item() == pytest.approx(-(math.exp(0.1) * 1.01 + math.exp(-0.05)))
+
+
 # ---- surrogates, worked by hand -----------------------------------------------------------------
 #   row 1: w = 2, ½ with A = 1    row 2: w = 1 with A = −1    clip 0.2 / 0.28, as in test_losses
 LOGP, MASK = pad([[LN(2), LN(0.5)], [0.0]])
@@ -193,6 +248,42 @@ def test_golden_sapo():
     assert hot == pytest.approx(-(2 * sigma(2) + 2 * sigma(-1) - 0.5) / 3)
 
 
+def test_golden_geo_mean():
+    # row 1: log 2 -> .28, log ½ stays: ŵ = exp((.28 − log 2)/2) at both tokens, gradient −ŵ/3 at the second alone
+    # row 2: log w = 0: 1
+    value, gradient = value_and_gradient(surrogate="geo_mean")
+    w = math.exp((0.28 - LN(2)) / 2)
+    assert value == pytest.approx(-(2 * w - 1) / 3)
+    assert gradient == pytest.approx([0, -w / 3, 1 / 3])
+    # A < 0: log ½ -> −.2 and log 2 stays
+    leaf = LOGP.nan_to_num(0).requires_grad_()
+    policy_loss(leaf, OLD, -ADVANTAGES, MASK, surrogate="geo_mean")[0].backward()
+    w = math.exp((LN(2) - 0.2) / 2)
+    assert leaf.grad[MASK].tolist() == pytest.approx([w / 3, 0, -1 / 3])
+
+
+@pytest.mark.parametrize(("surrogate", "bound", "wide"), [("dppo_tv", 0.15, 0.25), ("dppo_kl", 0.05, 0.1)])
+def test_golden_dppo(surrogate, bound, wide):
+    # π_old = ½.  A > 0: .7 rose by .2 (KL ½ log 5/7 + ½ log 5/3 = .087), .6 by .1 (.020), .3 fell: allowed
+    #             A < 0: .3 fell by .2, .4 by .1, .7 rose: allowed
+    p, A = double([[0.7, 0.6, 0.3, 0.3, 0.4, 0.7]]), double([[1.0, 1, 1, -1, -1, -1]])
+    ones, old = torch.ones(1, 6).bool(), torch.full((1, 6), LN(0.5)).double()
+    kept = [0, 1, 1, 0, 1, 1]
+    for low, high in ((bound, bound), (wide, bound), (bound, wide)):
+        leaf = p.log().requires_grad_()
+        settings = {"surrogate": surrogate, "clip_low": low, "clip_high": high}
+        value, stats = policy_loss(leaf, old, A, ones, **settings)
+        value.backward()
+        valid = double([1.0 if high == wide else 0, *kept[1:3], 1.0 if low == wide else 0, *kept[4:]])
+        close(leaf.grad[0], -2 * p[0] * A[0] * valid / 6)
+        close(value.detach(), -(2 * p * A * p.log() * valid).mean())
+        assert stats["clip/high"].item() == pytest.approx((high == bound) / 6)
+        assert stats["clip/low"].item() == pytest.approx((low == bound) / 6)
+    certain = torch.tensor([[1e-6]])  # log π of a certain token, rounded: it has not moved
+    one = policy_loss(certain, torch.zeros(1, 1), torch.ones(1, 1), ones[:, :1], surrogate=surrogate)[1]
+    assert one["clip/high"] == 0 and one["clip/low"] == 0
+
+
 def test_golden_penalty():
     # ½ · |log 2| on the first token, 2 · |log ½| on the second; both are multiplied by the sampler's correction
     penalty = double([[0.5, 2.0], [0.0, float("nan")]])
@@ -221,11 +312,21 @@ def test_clip_cov_clips_at_the_authors_bounds():
 
 
 def test_clip_statistics_are_those_of_the_surrogate():
-    shares = {s: policy_loss(LOGP, OLD, ADVANTAGES, MASK, surrogate=s)[1]["clip/high"].item() for s in SURROGATES}
-    assert shares == pytest.approx({"clip": 1 / 3, "cispo": 1 / 3, "sapo": 0})
+    logps = (LOGP - 1, OLD - 1)  # π = .74, up from .37, is too much for all of them
+    shares = {s: policy_loss(*logps, ADVANTAGES, MASK, surrogate=s)[1]["clip/high"].item() for s in SURROGATES}
+    assert shares == pytest.approx({**dict.fromkeys(SURROGATES, 1 / 3), "sapo": 0})
 
 
 # ---- oracles ------------------------------------------------------------------------------------
+@given(st.integers(1, 40), st.floats(0.5, 64), st.integers(0, 99))
+def test_future_weights_match_the_loops(T, half_life, seed):
+    log_w = 0.05 * torch.randn(T, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    f = future_weights(log_w[None], torch.ones(1, T), torch.ones(1, T).bool(), half_life=half_life, low=1e-9, high=1e9)
+    for t in range(T):
+        F = sum(2 ** (-(k - t) / half_life) * log_w[k].item() for k in range(t, T))
+        assert f[0, t].item() == pytest.approx(math.exp(F))
+
+
 @given(groups(max_size=6), st.lists(st.floats(-1, 2, width=32), min_size=6, max_size=6))
 def test_otb_matches_the_loops(group, rewards):
     _, rows = group
@@ -290,6 +391,8 @@ def test_token_rules_never_flip_a_sign(batch):
         A = get_algorithm(name).advantages(grouped)
         assert (A * plain >= 0).all() and (A.abs() <= plain.abs() + 1e-12).all()
     assert ((get_algorithm("steer").advantages(grouped).abs() >= 0.8 * plain.abs() - 1e-9) | ~grouped.mask).all()
+    assert (get_algorithm("stare", negative_weight=0.5).advantages(grouped) * plain >= 0).all()
+    assert (get_algorithm("gepo").advantages(grouped) * plain >= 0).all()
     A = get_algorithm("otb").advantages(grouped)
     won = (grouped.reward > 0.5)[..., None] & grouped.mask
     assert (A[won] >= -1e-6).all() and (A[~won] <= 1e-6).all()
@@ -305,7 +408,7 @@ TIED = (  # two tokens share the largest covariance, up to the rounding of the m
 
 
 @example(TIED, "kl_cov")
-@given(batches(), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb"]))
+@given(batches(), st.sampled_from(["clip_cov", "kl_cov", "steer", "otb", "stare", "gepo"]))
 def test_padding_does_not_matter(batch, name):
     """Wider rows with NaN beyond the mask give the same credit and penalties."""
     narrow, algorithm = rollouts(batch), get_algorithm(name)
@@ -376,8 +479,8 @@ def test_on_policy_all_surrogates_have_the_same_gradient(seed, ratio):
         leaf = logp.clone().requires_grad_()
         policy_loss(leaf, logp, A, torch.ones(3, 4).bool(), ratio=ratio, surrogate=surrogate)[0].backward()
         gradients.append(leaf.grad)
-    torch.testing.assert_close(gradients[1], gradients[0])
-    torch.testing.assert_close(gradients[2], gradients[0])
+    for gradient in gradients[1:]:
+        torch.testing.assert_close(gradient, gradients[0])
 
 
 # ---- combinations and refusals ------------------------------------------------------------------
@@ -428,6 +531,17 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         ("kl_cov", {"cov_coef": -1}, "cov_coef=-1"),
         ("steer", {"least_weight": 0}, "0 < least_weight <= 1"),
         ("otb", {"credit": "maxrl"}, "a credit of its own"),
+        ("stare", {"share": 0}, "0 < share <= 1"),
+        ("stare", {"negative_weight": 0}, "sign of an advantage"),
+        ("stare", {"positive_weight": 0}, "sign of an advantage"),
+        ("fipo", {"half_life": 0}, "half_life=0"),
+        ("fipo", {"least_weight": 1.1}, "least_weight=1.1"),
+        ("fipo", {"least_weight": 0}, "least_weight=0"),
+        ("fipo", {"most_weight": 0.9}, "most_weight=0.9"),
+        ("gepo", {"low_weight": 1.1}, "low_weight=1.1"),
+        ("gepo", {"high_weight": -0.1}, "high_weight=-0.1"),
+        ("gepo", {"low_band": -1}, "low and high entropy at once"),
+        ("gepo", {"high_band": -1}, "low and high entropy at once"),
     ],
 )
 def test_invalid_settings(name, settings, says):

@@ -49,6 +49,11 @@ def test_credit_gets_the_sampling_policys_log_probabilities_and_sums_of_squares(
     torch.testing.assert_close(batch.logp[mask], logp[mask], rtol=1e-4, atol=1e-5)
 
 
+def test_credit_gets_the_token_ids(tmp_path):
+    batch = (one := ready(tmp_path, "dew", algorithm_kwargs={"compare": "context"})).sample(tiny.rows(one))
+    assert batch.tokens.equal(batch.inputs["completion_ids"])
+
+
 def test_penalties_reach_the_loss(tmp_path):
     """One of the tokens: 10 · |log w| / tokens more than without, once the policy has moved."""
     kwargs = {"dynamic_sampling": False, "cov_coef": 10.0}

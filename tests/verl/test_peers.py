@@ -33,8 +33,9 @@ def batch(seed):
     return mask, old, logp, squares, reward, grouped
 
 
-def config(**policy_loss):
-    made = actor(clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.28, tau_pos=1.0, tau_neg=1.05)
+def config(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3.0, **policy_loss):
+    bounds = {"clip_ratio_low": clip_ratio_low, "clip_ratio_high": clip_ratio_high, "clip_ratio_c": clip_ratio_c}
+    made = actor(clip_ratio=0.2, **bounds, tau_pos=1.0, tau_neg=1.05)
     object.__setattr__(made, "policy_loss", SimpleNamespace(**policy_loss))  # the dataclass is frozen
     return made
 
@@ -64,6 +65,23 @@ def test_the_surrogates_are_verls(name, seed):
     expected = verls(name, old, logp, A, mask)
     torch.testing.assert_close(ours(algorithm, old, logp, A, mask), expected, rtol=1e-5, atol=1e-6)
     assert expected[1].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("name", "algorithm"),
+    [("dppo_tv", "dapo"), ("dppo_kl", "dapo"), ("geo_mean", "gmpo")],
+)
+def test_trust_regions_and_the_geometric_mean_are_verls(name, algorithm, seed):
+    mask, old, logp, _, _, grouped = batch(seed)
+    logp = logp.clamp_max(-0.01)  # probabilities
+    algorithm = get_algorithm(algorithm, surrogate=name, clip_low=0.05, clip_high=0.08)
+    A = grouped.to_rows(algorithm.advantages(grouped))
+    expected = verls(name, old, logp, A, mask, clip_ratio_low=0.05, clip_ratio_high=0.08, clip_ratio_c=1e4)
+    torch.testing.assert_close(ours(algorithm, old, logp, A, mask), expected, rtol=1e-5, atol=1e-6)
+    if name != "geo_mean":  # some are dropped, by this and not by the ratio
+        kept = ours(get_algorithm("dapo", surrogate=name, clip_low=1.0, clip_high=9.0), old, logp, A, mask)[1]
+        assert 0 < ((expected[1] == 0) & (kept != 0)).sum() < mask.sum() / 2
 
 
 @pytest.mark.parametrize("seed", range(3))

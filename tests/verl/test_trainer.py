@@ -137,6 +137,16 @@ def test_log_probabilities_and_sums_of_squares_reach_the_estimator(step):
     torch.testing.assert_close(advantages, expected, rtol=0, atol=1e-5)
 
 
+def test_token_ids_reach_the_estimator(step):
+    """Two wrong answers whose second tokens are compared only if the first ones are the same."""
+    entropy = [[1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 4.0], [1.0]]
+    settings = ["algorithm.adv_estimator=dew", "algorithm.dew.compare=context"]
+    same, other = (
+        step(entropy, settings=settings, more={"responses": [[5, 6], [7, 8, 9], [first, 8], [0]]}) for first in (7, 5)
+    )
+    assert same[2, 1] > same[1, 1] and not torch.equal(same, other)
+
+
 def test_sums_of_squares_are_computed_with_the_old_log_probabilities_only(monkeypatch):
     seen = []
 

@@ -15,17 +15,32 @@ from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from dew.algorithms.base import Algorithm, Whose
-from dew.algorithms.baselines import CISPO, DAPO, GRPO, GSPO, QAE, SAPO, TRL, DrGRPO, MaxRL, ReinforcePP, WReinforce
+from dew.algorithms.baselines import (
+    CISPO,
+    DAPO,
+    DPPO,
+    GEPO,
+    GMPO,
+    GRPO,
+    GSPO,
+    QAE,
+    SAPO,
+    TRL,
+    DrGRPO,
+    MaxRL,
+    ReinforcePP,
+    WReinforce,
+)
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
-from dew.algorithms.token_weighted import OTB, STEER, ClipCov, EntropyAdvantage, ForkingTokens, KLCov
+from dew.algorithms.token_weighted import FIPO, OTB, STARE, STEER, ClipCov, EntropyAdvantage, ForkingTokens, KLCov
 from dew.algorithms.user_rules import guard, limited
 from dew.errors import ConfigError, Problem, did_you_mean, unknown, user_line
 
 __all__ = [
-    "CISPO", "DAPO", "DEFAULT_ALGORITHM", "DEW", "ENGINE_ALGORITHM", "GRPO", "GRPOS", "GSPO", "GTPO", "OTB", "QAE",
-    "SAPO", "STEER", "TRL", "Algorithm", "ClipCov", "DrGRPO", "EntropyAdvantage", "ForkingTokens", "KLCov", "MaxRL",
-    "ReinforcePP", "WReinforce", "algorithm_classes", "algorithms_for", "get_algorithm", "list_algorithms",
-    "parse_algorithm", "register_algorithm", "source_digest",
+    "CISPO", "DAPO", "DEFAULT_ALGORITHM", "DEW", "DPPO", "ENGINE_ALGORITHM", "FIPO", "GEPO", "GMPO", "GRPO", "GRPOS",
+    "GSPO", "GTPO", "OTB", "QAE", "SAPO", "STARE", "STEER", "TRL", "Algorithm", "ClipCov", "DrGRPO", "EntropyAdvantage",
+    "ForkingTokens", "KLCov", "MaxRL", "ReinforcePP", "WReinforce", "algorithm_classes", "algorithms_for",
+    "get_algorithm", "list_algorithms", "parse_algorithm", "register_algorithm", "source_digest",
 ]  # fmt: skip
 
 DEFAULT_ALGORITHM = "gtpo"
@@ -192,5 +207,5 @@ def _of_file(path: str, content: bytes) -> ModuleType:
 
 
 for _cls in (DEW, GTPO, GRPOS, GRPO, DAPO, DrGRPO, GSPO, ForkingTokens, EntropyAdvantage, CISPO, SAPO, MaxRL, QAE,
-             WReinforce, ReinforcePP, ClipCov, KLCov, STEER, OTB, TRL):  # fmt: skip
+             WReinforce, ReinforcePP, ClipCov, KLCov, STEER, OTB, GMPO, DPPO, GEPO, STARE, FIPO, TRL):  # fmt: skip
     register_algorithm(_cls)

@@ -53,6 +53,9 @@ class Algorithm:
     needs_sum_sq: ClassVar[bool] = False
     """Whether its credit reads Σ_v π(v)² of the sampling policy."""
 
+    needs_tokens: ClassVar[bool] = False
+    """Whether its credit reads the ids of the tokens."""
+
     penalises: ClassVar[bool] = False
     """Whether `penalties` gives its loss a penalty on single tokens."""
 
@@ -90,8 +93,9 @@ class Algorithm:
     """ε_high: above a ratio of 1 + ε_high, tokens of correct answers get no gradient."""
 
     surrogate: Surrogate = "clip"
-    """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient) or
-    "sapo" (a soft gate, without clip_low and clip_high)."""
+    """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient),
+    "sapo" (a soft gate, without clip_low and clip_high), "geo_mean" (the geometric mean of clipped token ratios), or
+    "dppo_tv" and "dppo_kl" (drop tokens whose probability has moved by more than clip_low or clip_high)."""
 
     tau_pos: float = 1.0
     """SAPO: temperature of the gate where the advantage is positive."""
@@ -194,8 +198,8 @@ class Algorithm:
 
     @property
     def signals(self) -> list[str]:
-        """The SIGNALS of the sampling policy that its credit reads."""
-        needs = (self.needs_entropy == "old", self.needs_logp, self.needs_sum_sq)
+        """The SIGNALS that its credit reads."""
+        needs = (self.needs_entropy == "old", self.needs_logp, self.needs_sum_sq, self.needs_tokens)
         return [name for name, needed in zip(SIGNALS, needs, strict=True) if needed]
 
     def control(self) -> "Algorithm | None":
@@ -298,13 +302,17 @@ def _wrong_choices(settings: Algorithm) -> list[str]:
     return [f"{x}={v!r} is not known. Choose one of: {', '.join(map(str, hints[x]))}." for x, v in wrong.items()]
 
 
-SIGNALS = {"entropy": "entropy", "logp": "log-probability", "sum_sq": "sum of squared probabilities"}
+SIGNALS = {
+    "entropy": "the sampling policy's entropy of each token",
+    "logp": "the sampling policy's log-probability of each token",
+    "sum_sq": "the sampling policy's sum of squared probabilities of each token",
+    "tokens": "the token ids",
+}
 
 
 def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:
-    """(P, G, T) one of SIGNALS of the sampling policy, which an engine must have recorded."""
+    """(P, G, T) one of SIGNALS, which an engine must have recorded."""
     x = getattr(rollouts, name)
     if x is None:
-        what = f"{algorithm.name} needs the sampling policy's {SIGNALS[name]} of each token"
-        raise ShapeError(f"{what}: build the Rollouts with {name}=(P, G, T).")
+        raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}=(P, G, T).")
     return x

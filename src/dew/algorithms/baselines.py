@@ -2,7 +2,7 @@
 and TRL's own.
 
     group credit    grpo, maxrl, qae, w_reinforce, reinforce_pp       the setting `credit`
-    loss            clip, cispo, sapo                                 the setting `surrogate`
+    loss            clip, cispo, sapo, geo_mean, dppo_tv, dppo_kl     the setting `surrogate`
 
 Both are settings of every class here and of those derived from them, so that any two can be combined; the classes
 MaxRL, QAE, CISPO, ... are names for one choice each.
@@ -14,8 +14,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Algorithm, spread
+from dew.algorithms.base import Algorithm, recorded, spread
 from dew.credit import (
+    entropy_bands,
     grpo_advantages,
     maxrl_advantages,
     qae_advantages,
@@ -205,6 +206,73 @@ class SAPO(GRPO):
 
     surrogate: Surrogate = "sapo"
     """Part of SAPO."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GMPO(GRPO):
+    """The geometric mean of an answer's clipped token ratios. arXiv:2507.20673."""
+
+    name: ClassVar[str] = "gmpo"
+
+    surrogate: Surrogate = "geo_mean"
+    """Part of GMPO."""
+
+    clip_low: float = 0.4
+    """A token's log-ratio is at least −0.4."""
+
+    clip_high: float = 0.4
+    """A token's log-ratio is at most 0.4."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPPO(DrGRPO):
+    """Dr. GRPO that drops tokens by how far their probability has moved, instead of its ratio. arXiv:2602.04879."""
+
+    name: ClassVar[str] = "dppo"
+
+    surrogate: Surrogate = "dppo_tv"
+    """Part of DPPO; with "dppo_kl" the authors set clip_low and clip_high to 0.05."""
+
+    clip_low: float = 0.15
+    """The probability of a token falls by at most this."""
+
+    clip_high: float = 0.15
+    """The probability of a token rises by at most this."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GEPO(GRPO):
+    """Smaller positive advantages in groups of low entropy, smaller negative ones in groups of high entropy.
+    arXiv:2607.16850, with thresholds from the batch alone."""
+
+    name: ClassVar[str] = "gepo"
+    needs_logp: ClassVar[bool] = True
+
+    low_weight: float = 0.5
+    """Weight of positive advantages in groups of low entropy."""
+
+    high_weight: float = 0.2
+    """Weight of negative advantages in groups of high entropy."""
+
+    low_band: float = 0.2
+    """An entropy is low if it is more than this many standard deviations below the mean of the batch's groups ..."""
+
+    high_band: float = 0.3
+    """... and high if it is more than this many above."""
+
+    def problems(self) -> list[str]:
+        wrong = [f"{x}={v}" for x in ("low_weight", "high_weight") if not 0 <= (v := getattr(self, x)) <= 1]
+        found = [f"{x}: advantages are attenuated. Give 0 to 1; the paper uses 0.5 and 0.2." for x in wrong]
+        if not (self.low_band >= 0 and self.high_band >= 0):
+            bands = f"low_band={self.low_band}, high_band={self.high_band}"
+            found.append(f"{bands}: a group would have low and high entropy at once. Give numbers >= 0.")
+        return super().problems() + found
+
+    def advantages(self, rollouts: Rollouts) -> Tensor:
+        A, logp = super().advantages(rollouts), recorded(self, rollouts, "logp")
+        low, high = entropy_bands(logp, rollouts.mask, low=self.low_band, high=self.high_band)
+        A = torch.where((A > 0) & low[:, None, None], self.low_weight * A, A)
+        return torch.where((A < 0) & high[:, None, None], self.high_weight * A, A)
 
 
 @dataclass(frozen=True, kw_only=True)

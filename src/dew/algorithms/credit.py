@@ -56,7 +56,7 @@ def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
             raise
         missing = ", ".join(x for x in SIGNALS if getattr(rollouts, x) is None)
         why = f"The class does not ask for these fields of rollouts, so they are None: {missing}."
-        remedy = 'Write needs_entropy = "old", needs_logp = True or needs_sum_sq = True in the class.'
+        remedy = 'Write needs_entropy = "old", or needs_logp, needs_sum_sq or needs_tokens = True.'
         raise ShapeError(Problem(f"{name}: {error}{user_line(error)}.", why, remedy)) from error
     if not isinstance(A, Tensor) or A.shape != mask.shape:
         got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else f"{type(A).__name__}, not a tensor"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dew.algorithms.base import Algorithm, Whose, recorded, spread
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
-from dew.credit.gtpo import Compare
-from dew.credit.weighting import clip_problems, weight_problems
+from dew.credit.comparison import BY_TOKENS, Compare, Value
+from dew.credit.weighting import bound_problems, clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -52,6 +52,15 @@ class EntropyWeighted(Algorithm):
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
 
+    shrink: float = 0.0
+    """Moves a weight w that comes from n values towards 1, by 1 + (w − 1) · n / (n + shrink). 0 is off."""
+
+    cap: float | None = None
+    """The largest weight of a token or answer."""
+
+    least: int = 1
+    """Weights are 1 where fewer values than this can be compared, e.g. 3."""
+
     @property
     def _weights(self) -> dict[str, float]:
         return {name: getattr(self, name) for name in self.weight_names}
@@ -59,6 +68,7 @@ class EntropyWeighted(Algorithm):
     def problems(self) -> list[str]:
         weights = self._weights
         found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
+        found += bound_problems(self.shrink, self.cap, self.least)
         if not any(weights.values()):
             found.append(f"{' and '.join(weights)} are both 0: every advantage would be 0.")
         return found
@@ -125,8 +135,8 @@ class EntropyWeighted(Algorithm):
 
     def _how(self, rollouts: Rollouts) -> dict[str, Any]:
         """What `gtpo_rewards` and `grpo_s_rewards` have in common."""
-        how = {"average": self.average, "spread": self.spread, "entropy_clip": self.entropy_clip}
-        return {**self._weights, **how, "extra": rollouts.extra}
+        names = ("average", "spread", "entropy_clip", "shrink", "cap", "least")
+        return {**self._weights, **{name: getattr(self, name) for name in names}, "extra": rollouts.extra}
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
@@ -153,28 +163,55 @@ class GTPO(EntropyWeighted):
     """α₂: weight of the part that is distributed by entropy. 0 keeps only the outcome."""
 
     compare: Compare = "column"
-    """A token is compared with the same position across answers (published), with its own answer, with all tokens, or
-    with the same turn of each answer (for tools and agents)."""
+    """A token is compared with the same position across answers (published), its own answer ("row"), its group
+    ("matrix"), the same turn of each answer (for tools and agents), the same tenth ("relative"), the k-th token of the
+    j-th "step", that step as a whole ("step_mean"), or the tokens after the same two tokens ("context")."""
 
-    floored: ClassVar[tuple[Compare, ...]] = ("turn",)
+    value: Value = "entropy"
+    """What a weight is proportional to: the entropy in correct and its inverse in wrong answers (published); the "rank"
+    of that, which bounds a weight by 2; 1 after the "divergence" from answers of the other outcome and 0 before; or how
+    much more often answers with the same outcome have these two tokens in sequence ("contrast")."""
+
+    step_ends: tuple[int, ...] = ()
+    """Ids of the tokens that end a step, for compare="step" and "step_mean"."""
+
+    floored: ClassVar[tuple[Compare, ...]] = ("turn", "relative", "step", "step_mean", "context")
     """Comparisons for which entropy_clip is FLOOR unless set. A column has at most one token of an answer; in a larger
     set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row and
     matrix are the paper's formula and only warn."""
 
+    @property
+    def needs_tokens(self) -> bool:  # type: ignore[override]
+        return self.compare in BY_TOKENS or self.value in BY_TOKENS
+
     def __post_init__(self) -> None:
-        if self.entropy_clip is None and self.compare in self.floored:
+        if self.entropy_clip is None and self.value == "entropy" and self.compare in self.floored:
             object.__setattr__(self, "entropy_clip", FLOOR)  # not hidden: labels and records show it
         super().__post_init__()
 
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if not (isinstance(self.step_ends, tuple) and all(type(x) is int for x in self.step_ends)):
+            found.append(f"step_ends={self.step_ends!r}: give the ids of tokens, e.g. (198, 271).")
+        elif self.compare in ("step", "step_mean") and not self.step_ends:
+            found.append(
+                f"compare={self.compare!r} needs step_ends: the ids of the tokens that end a line, e.g. (198,)."
+            )
+        if self.value == "divergence" and self.scope == "batch":
+            found.append("value='divergence' compares answers to the same problem. Leave out scope='batch'.")
+        return found
+
     def warnings(self) -> list[str]:
         found = super().warnings()
-        if self.compare != "column" and self.entropy_clip is None:
+        if self.compare != "column" and self.value == "entropy" and self.entropy_clip is None:
             found.append(f"compare={self.compare!r} {UNBOUNDED}")
         return found
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         H = recorded(self, rollouts, "entropy")
-        return gtpo_rewards(self._won(rollouts), H, rollouts.mask, compare=self.compare, **self._how(rollouts))
+        tokens = recorded(self, rollouts, "tokens") if self.needs_tokens else None
+        how = {**self._how(rollouts), "compare": self.compare, "value": self.value, "step_ends": self.step_ends}
+        return gtpo_rewards(self._won(rollouts), H, rollouts.mask, tokens=tokens, **how)
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
         assert self.pool != "outcome"
@@ -188,7 +225,7 @@ class DEW(GTPO):
     docs/study.md where it helps."""
 
     name: ClassVar[str] = "dew"
-    floored: ClassVar[tuple[Compare, ...]] = ("row", "matrix", "turn")
+    floored: ClassVar[tuple[Compare, ...]] = ("row", "matrix", *GTPO.floored)
 
     alpha1: float = 0.5
     """α₁: weight of the plain outcome."""

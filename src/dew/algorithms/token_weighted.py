@@ -16,11 +16,13 @@ from dew.credit import (
     clip_cov_mask,
     entropy_advantages,
     forking_mask,
+    future_weights,
     kl_cov_mask,
     steer_weights,
     token_baseline_advantages,
 )
 from dew.errors import ShapeError
+from dew.ops import masked_mean
 from dew.rollouts import Rollouts
 
 
@@ -163,6 +165,79 @@ class STEER(DAPO):
     def advantages(self, rollouts: Rollouts) -> Tensor:
         A, H = super().advantages(rollouts), recorded(self, rollouts, "entropy")
         return A * steer_weights(A, recorded(self, rollouts, "logp"), H, rollouts.mask, least=self.least_weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class STARE(DAPO):
+    """Larger advantages for the least likely tokens of correct answers while the entropy is low. arXiv:2606.19236."""
+
+    name: ClassVar[str] = "stare"
+    needs_entropy: ClassVar[Whose] = "old"
+    needs_logp: ClassVar[bool] = True
+
+    share: float = 0.1
+    """Share of the tokens with a positive (or negative) advantage whose weight changes: the least likely ones."""
+
+    positive_weight: float = 1.1
+    """Their weight where the advantage is positive."""
+
+    negative_weight: float = 1.0
+    """Their weight where the advantage is negative. 0.9 is the paper's two-sided variant, C2."""
+
+    target_entropy: float = 0.3
+    """All weights are 1 while the batch's mean entropy is at least this, in nats."""
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if not 0 < self.share <= 1:
+            found.append(f"share={self.share}: give 0 < share <= 1; the paper uses 0.1.")
+        if not (0 < self.positive_weight < float("inf") and 0 < self.negative_weight < float("inf")):
+            what = f"positive_weight={self.positive_weight}, negative_weight={self.negative_weight}"
+            found.append(f"{what}: the sign of an advantage must stay. Give numbers > 0, e.g. 1.1 and 0.9.")
+        return found
+
+    def advantages(self, rollouts: Rollouts) -> Tensor:
+        """ωᵢₜ Aᵢₜ, ω = the weight of the ⌈share · N⌉ tokens with the largest −log π among those of the same sign."""
+        A, mask = super().advantages(rollouts), rollouts.mask
+        H, surprisal = recorded(self, rollouts, "entropy"), -recorded(self, rollouts, "logp")
+        if masked_mean(H, mask, (0, 1, 2)) >= self.target_entropy:
+            return A
+        for side, weight in ((A > 0, self.positive_weight), (A < 0, self.negative_weight)):
+            A = torch.where(forking_mask(surprisal, mask & side, keep=self.share), weight * A, A)
+        return A
+
+
+@dataclass(frozen=True, kw_only=True)
+class FIPO(DAPO):
+    """Larger advantages where the tokens that follow have become more likely. arXiv:2603.19835."""
+
+    name: ClassVar[str] = "fipo"
+
+    half_life: float = 32.0
+    """A token this many tokens later counts half as much."""
+
+    least_weight: float = 1.0
+    """The smallest weight. 0.8 also weakens tokens whose future has become less likely."""
+
+    most_weight: float = 1.2
+    """The largest weight."""
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if not self.half_life > 0:
+            found.append(f"half_life={self.half_life}: give a number of tokens > 0; the authors use 32.")
+        if not 0 < self.least_weight <= 1 <= self.most_weight:
+            what = f"least_weight={self.least_weight}, most_weight={self.most_weight}"
+            found.append(f"{what}: on-policy every weight is 1. Give 0 < least_weight <= 1 <= most_weight.")
+        return found
+
+    def loss(
+        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
+    ) -> tuple[Tensor, Stats]:
+        A = advantages if advantages.ndim == part.mask.ndim else advantages.unsqueeze(-1).expand_as(part.mask)
+        bounds = {"half_life": self.half_life, "low": self.least_weight, "high": self.most_weight}
+        f = future_weights(logp - part.old_logp, A, part.mask, **bounds)
+        return super().loss(logp, part, A * f, count=count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,9 @@
 from dew.credit.covariance import clip_cov_mask, kl_cov_mask
 from dew.credit.dapo import has_signal, soft_overlong
 from dew.credit.entropy_shaped import entropy_advantages
+from dew.credit.fipo import future_weights
 from dew.credit.forking import forking_mask
+from dew.credit.gepo import entropy_bands
 from dew.credit.group_credit import (
     maxrl_advantages,
     qae_advantages,
@@ -20,7 +22,9 @@ from dew.credit.token_baseline import token_baseline_advantages
 __all__ = [
     "clip_cov_mask",
     "entropy_advantages",
+    "entropy_bands",
     "forking_mask",
+    "future_weights",
     "group_overlong",
     "group_relative",
     "grpo_advantages",

@@ -4,19 +4,18 @@ Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the corr
 problem; "alive at t" means having a token at t.
 """
 
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from dew.checks import check_by_token, check_choice, check_shape, check_tokens
+from dew.credit.comparison import Compare, Value, compared
 from dew.credit.weighting import Average, Pool, Side, floored, pooled, shaped, weight_problems
 from dew.errors import ConfigError
-from dew.ops import Dims, at_least_float32, turn_numbers
-
-Compare = Literal["column", "row", "matrix", "turn"]
-COMPARED_WITH: dict[str, Dims] = {"column": -2, "row": -1, "matrix": (-2, -1)}
+from dew.ops import at_least_float32
 
 
 def gtpo_rewards(
@@ -30,6 +29,12 @@ def gtpo_rewards(
     average: Average = "arithmetic",
     entropy_clip: tuple[float, float] | None = None,
     spread: Side = "both",
+    value: Value = "entropy",
+    tokens: Int[Tensor, "*P G T"] | None = None,
+    step_ends: Sequence[int] = (),
+    shrink: float = 0.0,
+    cap: float | None = None,
+    least: int = 1,
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G T"]:
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them.
@@ -46,12 +51,12 @@ def gtpo_rewards(
         mask: True on tokens the policy sampled, False on padding and on tool output.
         alpha1: weight of the plain outcome.
         alpha2: weight of the part distributed by entropy.
-        compare: the tokens of one polarity that a token is compared with. "column": the same position
-            across answers (published). "row": the same answer. "matrix": all of them. "turn": the tokens of the
-            same turn, the k-th of each answer; a turn is a run of True in `mask`, ended by tool output.
+        compare: the tokens of one polarity that a token is compared with, "column" (the same position across answers)
+            as published; `dew.credit.comparison.compared` documents it, and `value`, `tokens` and `step_ends`.
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
+        shrink, cap, least: bounds of a weight, documented by `dew.credit.weighting.shaped`. Off in the equations.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
@@ -60,13 +65,16 @@ def gtpo_rewards(
     """
     check_tokens(correct, entropy, mask)
     check_choice("compare", compare, get_args(Compare))
+    check_choice("value", value, get_args(Value))
+    if tokens is not None:
+        check_by_token(mask, tokens=tokens)
     if problems := weight_problems(alpha1=alpha1, alpha2=alpha2):
         raise ConfigError(problems)
 
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
-    over = turn_numbers(mask) if compare == "turn" else COMPARED_WITH[compare]
-    rewards = shaped(H, won, mask, over, average, alpha1, alpha2, spread)
+    x, over = compared(H, won, mask, compare, value, tokens, step_ends)
+    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread, shrink, cap, least)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")

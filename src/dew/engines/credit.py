@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.algorithms import credit as groups
+from dew.algorithms.base import SIGNALS
 from dew.rollouts import Rollouts
 
 
@@ -29,6 +30,8 @@ class Rows:
     """(N, T) log-probability under the sampling policy; for algorithms that need it, and for records."""
     sum_sq: Tensor | None = None
     """(N, T) Σ_v π(v)² of the sampling policy, for algorithms that need it."""
+    tokens: Tensor | None = None
+    """(N, T) token ids, for algorithms that need them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,13 +81,13 @@ def _credit_rows(rows: Rows, apart: Tensor | None, by_group: Callable[[Rollouts]
         if not part.any():
             continue
         index = part.nonzero()[:, 0]
-        policy = {"entropy": rows.entropy, "logp": rows.logp, "sum_sq": rows.sum_sq}
+        signals = {name: getattr(rows, name) for name in SIGNALS}
         rollouts = Rollouts.from_rows(
             rows.group[index],
             mask=rows.mask[index],
             reward=rows.outcome[index],
             extra=rows.extra[index],
-            **{name: x[index] for name, x in policy.items() if x is not None},
+            **{name: x[index] for name, x in signals.items() if x is not None},
         )
         for name, x in by_group(rollouts).items():
             by_row = rollouts.to_rows(x if x.ndim > 1 else x[:, None].expand_as(rollouts.reward))

@@ -213,7 +213,7 @@ def _answers(
     for row, grpo in zip(rows.tolist(), plain.tolist(), strict=True):
         if not credit.scored[row]:
             continue
-        length = int(columns["tokens"][row])
+        length = int(columns["total_length"][row])
         live = columns["mask"][row, :length]
         answers.append(
             AnswerRecord(

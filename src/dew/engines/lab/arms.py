@@ -100,4 +100,5 @@ def random_rollouts(G: int, T: int) -> dict[str, torch.Tensor]:
     reward[:, 0], reward[:, 1:, 0], reward[:, 1:, 1] = 0, 0, 1
     scale = torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1, 1)
     logp, entropy, sum_sq = torch.rand(3, 2, 4, G, T, generator=random) * scale
-    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
+    tokens = torch.randint(0, 4, mask.shape, generator=random)
+    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "tokens": tokens}

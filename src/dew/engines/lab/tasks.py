@@ -1,11 +1,15 @@
 """Generated problems whose answers are written out in steps, with problems and verdicts computed for all rows at once.
 
     countdown-3, -4, -6, -8   reach a target with some of the numbers: 03,07,02,11:36> 7+2=9;11-3=8;...
+    countdown-6-shifted       every number is followed by commas, as many as its remainder modulo 4: 7,,,+2,,=9,;...
+    countdown-6-filler        every step begins with 0 to 4 random fillers: >,:7+2=9;:11-3=8;...
     addition-8, -14           sum the numbers one after the other: 47,85,12,...> 47+85=132;132+12=144;...
 
 A problem is a function of uniform random numbers, so a seed gives the same problems whatever else runs beside it.
-Countdown is hard to plan. Addition is hard to carry through: demonstrations contain slips, which a warm start copies,
-and a correct answer needs every one of many steps to be right.
+Countdown is hard to plan. In its variants answers do not line up: the same step is at other positions in other answers,
+without further choices (shifted), or with choices that do not matter (filler). Verdicts ignore commas and fillers.
+Addition is hard to carry through: demonstrations contain slips, which a warm start copies, and a correct answer needs
+every one of many steps to be right.
 """
 
 import hashlib
@@ -104,9 +108,9 @@ def get_task(name: str) -> GeneratedTask:
 class Writer:
     """Rows of tokens of different lengths, all written at the same time."""
 
-    def __init__(self, like: Tensor, width: int) -> None:
-        """As many rows as `like`, on its device."""
-        self.width, self.at = width, torch.zeros(len(like), dtype=torch.long, device=like.device)
+    def __init__(self, like: Tensor, width: int, shifted: bool = False) -> None:
+        """As many rows as `like`, on its device. `shifted`: with commas after each number."""
+        self.shifted, self.width, self.at = shifted, width, torch.zeros(len(like), dtype=torch.long, device=like.device)
         self.tokens = torch.full((len(like), width + 1), PAD, device=like.device)  # the last column: what does not fit
 
     def put(self, token: Tensor | int, where: Tensor | None = None) -> None:
@@ -122,6 +126,8 @@ class Writer:
         for place in reversed(range(4)):
             digit = value // 10**place
             self.put(digit % 10, (digit > 0) | (place < padded))
+        for comma in range(3 * self.shifted):
+            self.put(COMMA, value % 4 > comma)
 
     def step(self, a: Tensor, op: Tensor | int, b: Tensor, result: Tensor, end: int) -> None:
         """`a∘b=result`, and NEXT or EOS."""
@@ -151,13 +157,19 @@ def _prompt(numbers: Tensor, *last: int) -> Tensor:
 # ── countdown ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _countdown(k: int, largest: int, tokens: int) -> GeneratedTask:
+FILLERS = 4
+"""The most fillers before a step: COMMA, COLON or ASK."""
+
+
+def _countdown(k: int, largest: int, tokens: int, variant: str = "") -> GeneratedTask:
+    draws = 3 + (1 + FILLERS) * (variant == "filler")
+
     def build(u: Tensor) -> tuple[Problems, Tensor]:
         """Random steps until one number is left: the target, if it has one or two digits."""
         numbers = 1 + (u[:, :k] * largest).long()
-        pool, valid, writer = numbers.clone(), numbers[:, 0] > 0, Writer(u, tokens)
+        pool, valid, writer = numbers.clone(), numbers[:, 0] > 0, Writer(u, tokens, variant == "shifted")
         value = pool[:, 0]
-        for left, (first, second, kind) in zip(range(k, 1, -1), u[:, k:].T.split(3), strict=True):
+        for left, (first, second, kind, *fill) in zip(range(k, 1, -1), u[:, k:].T.split(draws), strict=True):
             i, j = (first * left).long()[:, None], (second * (left - 1)).long()[:, None]
             a = pool.gather(1, i)
             pool.scatter_(1, i, pool[:, left - 1 : left])
@@ -168,13 +180,18 @@ def _countdown(k: int, largest: int, tokens: int) -> GeneratedTask:
             pool.scatter_(1, j, value)
             value = value[:, 0]
             valid &= value < 1000
+            for i, filler in enumerate(fill[1:]):
+                writer.put(COMMA + (filler * 3).long(), (fill[0] * (FILLERS + 1)).long() > i)
             writer.step(a[:, 0], op[:, 0], b[:, 0], value, NEXT if left > 2 else EOS)
         answer, whole = writer.rows()
         valid &= whole & (value > 0) & (value < 100)
         facts = torch.cat([numbers, value[:, None]], 1)
         return Problems(_prompt(facts, COLON, ASK), answer, facts), valid
 
-    return GeneratedTask(f"countdown-{k}", 3 * k + 4, tokens, k + 3 * (k - 1), build, _countdown_verdict)
+    name, verdict = f"countdown-{k}", _countdown_verdict
+    if variant:
+        name, verdict = f"{name}-{variant}", _filled_countdown_verdict
+    return GeneratedTask(name, 3 * k + 4, tokens, k + draws * (k - 1), build, verdict)
 
 
 def _apply(op: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -210,6 +227,13 @@ def _countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
         digits = torch.where(digit, digits + 1, 0)
         part = torch.where(ends, 0, torch.where(digit, part, part + 1))
     return correct
+
+
+def _filled_countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
+    """The verdict on what is left without fillers, which move to the end."""
+    filler = (answers >= COMMA) & (answers <= ASK)
+    kept = torch.where(filler, PAD, answers).gather(1, filler.long().argsort(dim=1, stable=True))
+    return _countdown_verdict(kept, facts)
 
 
 def _remove(pool: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,5 +280,6 @@ def _last_number_verdict(answers: Tensor, facts: Tensor) -> Tensor:
 
 
 COUNTDOWN = [_countdown(3, 13, 20), _countdown(4, 13, 28), _countdown(6, 13, 46), _countdown(8, 9, 58)]
+COUNTDOWN += [_countdown(6, 13, 84, "shifted"), _countdown(6, 13, 66, "filler")]
 ADDITION = [_addition(8, 76), _addition(14, 146)]
 TASKS = {task.name: task for task in COUNTDOWN + ADDITION}

@@ -26,7 +26,7 @@ class Batch(Rows):
     """This process's part of the answers, as TRL returned it and as the loss reads it."""
     parts: Tensor
     """(N, F) reward of each reward function, NaN where it gave none. Infinity: not finite, and not used."""
-    tokens: Tensor
+    total_length: Tensor
     """(N,) number of tokens, tool output included."""
     length: Tensor
     """(N,) number of tokens that the policy wrote."""
@@ -101,10 +101,10 @@ def make_batch(
             column = f"{trainer.reward_func_names[trainer.outcome_index]}/{name}"
             texts[name] = gather_object(capture.extra.get(column, [None] * len(recorded)))
     ends = {*trainer.eos_token_ids, trainer._tokenizer.pad_token_id}
-    tokens = [len(ids) for ids in capture.completion_ids]
+    written = [len(ids) for ids in capture.completion_ids]
     answers = {
-        "tokens": tokens,
-        "length": tokens if capture.tool_mask is None else [sum(row) for row in capture.tool_mask],
+        "total_length": written,
+        "length": written if capture.tool_mask is None else [sum(row) for row in capture.tool_mask],
         "truncated": [not ids or ids[-1] not in ends for ids in capture.completion_ids],
     }
     columns = {
@@ -122,6 +122,7 @@ def make_batch(
         entropy=None if entropy is None else gather_rows(accelerator, entropy.float().nan_to_num(0, 0, 0)),
         logp=gather_rows(accelerator, logp) if logp is not None and wants_logp else None,
         sum_sq=None if old.sum_sq is None else gather_rows(accelerator, old.sum_sq),
+        tokens=gather_rows(accelerator, inputs["completion_ids"]) if trainer.algorithm.needs_tokens else None,
         finite=gather_rows(accelerator, finite),
         filler=torch.zeros(count, dtype=torch.bool, device=device),
         answers={name: columns[name] for name in ANSWER_COLUMNS},

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dew.algorithms import Algorithm
-from dew.algorithms.base import Part
+from dew.algorithms.base import SIGNALS, Part
 from dew.engines.credit import Credit, Rows, give_credit, outcomes
 from dew.engines.verl.config import DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
@@ -98,6 +98,8 @@ class BatchContext:
     """(B, T) verl's old log-probabilities."""
     sum_sq: Tensor | None = None
     """(B, T) Σ_v π(v)² of the old policy, where the algorithm needs it."""
+    tokens: Tensor | None = None
+    """(B, T) token ids, where the algorithm needs them."""
     penalty: Tensor | None = None
     """(B, T) for the loss: the algorithm's penalty on each token."""
     keys: Sequence[str] | None = None
@@ -208,8 +210,8 @@ def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequenc
         score = acc
     ids: dict[Any, int] = {}
     group = torch.tensor([ids.setdefault(index[b], len(ids)) for b in last], device=mask.device)
-    old = {"entropy": context.entropy, "logp": context.logp, "sum_sq": context.sum_sq}
-    joined = {name: None if x is None else conversations.join(x) for name, x in old.items()}
+    given = {name: getattr(context, name) for name in SIGNALS}
+    joined = {name: None if x is None else conversations.join(x) for name, x in given.items()}
     live = conversations.join(mask)
     return Rows(group=group, mask=live, outcome=acc, extra=total - score, **joined), conversations
 

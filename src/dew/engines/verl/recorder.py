@@ -121,7 +121,7 @@ def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor
         "prompt_ids": data["prompts"][last],
         "prompt_mask": data["prompt_mask"][last],
         "completion_ids": join(data["responses"]),
-        "tokens": torch.where(rows.mask, torch.arange(1, rows.mask.shape[1] + 1), 0).amax(-1),
+        "total_length": torch.where(rows.mask, torch.arange(1, rows.mask.shape[1] + 1), 0).amax(-1),
         "mask": rows.mask,
         "verdict": [info.get("verdict") or None for info in infos],
         "extracted": [info.get("extracted") or None for info in infos],

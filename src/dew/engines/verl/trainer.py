@@ -107,6 +107,7 @@ class CreditMixin:
     def _context(self, batch: Any) -> tuple[BatchContext, list[Info]]:
         """What the estimator reads beyond verl's arguments, and what the reward manager returned."""
         needed = ["old_log_probs"] * self.algorithm.needs_logp + [SUM_SQ] * self.algorithm.needs_sum_sq
+        needed += ["responses"] * self.algorithm.needs_tokens
         data = _fetch(batch, "entropy", "extra_fields", "rm_scores", "response_mask", *needed)
         fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * len(batch)
         infos = [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
@@ -118,6 +119,7 @@ class CreditMixin:
             entropy=_padded(data["entropy"]) if "entropy" in data else None,
             logp=_padded(data["old_log_probs"]) if "old_log_probs" in data else None,
             sum_sq=_padded(response_from_nested(data[SUM_SQ], data["response_mask"])) if SUM_SQ in data else None,
+            tokens=_padded(data["responses"]) if "responses" in data else None,
             keys=batch.keys,
             acc=acc,
             score=score,

@@ -119,6 +119,6 @@ function derivation(group, i, t) {
       h('p', 'All answers of this group have the same outcome: there is nothing to compare, so the advantage is 0.'),
     method
       ? verdictOn(answer, t, entry)
-      : h('p.quiet', `The algorithm of the run${name && ` (${name})`} is unknown to this page.`),
+      : h('p.quiet', `This page cannot compute the rule of the run${name && ` (${name})`}.`),
   ];
 }
