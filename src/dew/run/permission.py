@@ -35,6 +35,7 @@ rollout.load_format=safetensors
 ALLOWED = frozenset(NAMES.split())
 """Names, or name=value where only that value is allowed; with dots, verl's keys without `actor_rollout_ref.`."""
 WORD, PATH = re.compile(r"[\w-]+", re.ASCII), re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)
+ALGORITHM = re.compile(r"[\w-]+(\([\w=,. -]*\))?", re.ASCII)
 PATHS = ("model_name_or_path", "dataset_name", "task", "output_dir")  # hub names, or below the current folder
 
 
@@ -51,7 +52,8 @@ def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
 
 
 def _allowed(key: str, value: Any) -> bool:
-    name, pattern = re.sub(r"^verl\.\+*(actor_rollout_ref\.)?", "", key), PATH if key in PATHS else WORD
+    name = re.sub(r"^verl\.\+*(actor_rollout_ref\.)?", "", key)
+    pattern = PATH if key in PATHS else ALGORITHM if key == "algorithm" else WORD
     off = "." not in key and str(value).lower() in ("none", "no", "false")
     plain = f"{name}={value}" in ALLOWED or (name in ALLOWED and _is_plain(value, pattern))
     links = key == "output_dir" and plain and not Path(str(value)).resolve().is_relative_to(Path.cwd())

@@ -10,7 +10,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from dew import list_algorithms
-from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, algorithms_for, get_algorithm
+from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, algorithms_for, get_algorithm, split_algorithm
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
@@ -45,9 +45,13 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     """
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
+    unnamed: ClassVar = False
+    """Whether the algorithm is the default because nothing names or chooses one."""
 
     algorithm: str | None = _setting(
-        None, f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM})."
+        None,
+        f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}). Its settings may "
+        "follow: NAME(setting=value,...).",
     )
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
@@ -136,17 +140,19 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0.")
 
     def _read_algorithm(self) -> list[Problem]:
-        """The name and a mapping of settings, where they were given as JSON or (in Python) as an algorithm object."""
-        problems: list[Problem] = []
+        """The name and a mapping of settings, where they were given as JSON, `gtpo(alpha2=0.5)` or an object."""
         try:
-            self.algorithm_kwargs = algorithm_settings(self.algorithm_kwargs) or None
+            given, self.algorithm_kwargs = algorithm_settings(self.algorithm_kwargs), None
+            if isinstance(self.algorithm, Algorithm):
+                default: Any = type(self.algorithm)()
+                changed = {k: v for k, v in asdict(self.algorithm).items() if v != getattr(default, k)}
+                self.algorithm, given = self.algorithm.name, {**changed, **given}
+            elif self.algorithm is not None:
+                self.algorithm, given = split_algorithm(self.algorithm, given)
         except ConfigError as error:
-            self.algorithm_kwargs, problems = None, error.problems
-        if isinstance(self.algorithm, Algorithm):
-            default: Any = type(self.algorithm)()
-            changed = {k: v for k, v in asdict(self.algorithm).items() if v != getattr(default, k)}
-            self.algorithm, self.algorithm_kwargs = self.algorithm.name, {**changed, **(self.algorithm_kwargs or {})}
-        return problems
+            return error.problems
+        self.algorithm_kwargs = given or None
+        return []
 
     def _adopt_trl_settings(self) -> list[Problem]:
         """TRL's clipping and KL become algorithm_kwargs; if no algorithm is named, its other settings choose one."""
@@ -154,6 +160,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
             self.algorithm = self._choose_algorithm()
+            self.unnamed = self.algorithm == DEFAULT_ALGORITHM  # type: ignore[misc]
         kwargs = algorithm_settings(self.algorithm_kwargs)
         given = {ours: getattr(self, theirs) for theirs, ours in ALGORITHM_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused

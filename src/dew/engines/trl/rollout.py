@@ -21,7 +21,6 @@ from dew.decoding import Decoder, Draw, SamplingCopy, refusal
 from dew.engines.credit import outcomes
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
-from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
 
@@ -32,10 +31,6 @@ class PromptStream:
     """Indices of the training prompts, reshuffled for each pass. Its position is all that a checkpoint needs."""
 
     def __init__(self, dataset: Any, seed: int, shuffle: bool) -> None:
-        images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
-        if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            what = "dynamic sampling needs a data set that is not streamed and has no images: it draws further prompts."
-            raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
         self.position = 0
         self._size, self._seed, self._shuffle = len(dataset), seed, shuffle
         self._epoch, self._order = -1, list[int]()
@@ -51,6 +46,12 @@ class PromptStream:
             shuffled = torch.randperm(self._size, generator=generator).tolist()
             self._epoch, self._order = epoch, shuffled if self._shuffle else list(range(self._size))
         return self._order
+
+
+def can_redraw(dataset: Any) -> bool:
+    """Whether further prompts can be drawn from these data."""
+    images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
+    return not images and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def fill_batch(

@@ -25,7 +25,7 @@ from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
-from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
+from dew.engines.trl.rollout import CapturedSampling, PromptStream, can_redraw, dropout_off, fill_batch, without_empty
 from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
@@ -67,6 +67,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
+        if args.unnamed and train_dataset is not None and not can_redraw(train_dataset):
+            args.algorithm_kwargs = {**(args.algorithm_kwargs or {}), "dynamic_sampling": False}
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
@@ -90,6 +92,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._head = Head(self)
         self._stream: PromptStream | None = None
         if self.algorithm.dynamic_sampling:
+            if not can_redraw(train_dataset):
+                what = "dynamic sampling draws further prompts: it needs data that are not streamed and have no images."
+                remedy = f"Write `algorithm: {self.algorithm.text(dynamic_sampling=False)}`."
+                raise ConfigError(Problem(what, remedy=remedy))
             self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
         guided = guide is not None or args.guide is not None
         self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
@@ -192,7 +198,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         seconds = self._recorder.seconds["generation"]
         self._put(metrics.generation_metrics(batch, credit, size, names, threshold, seconds))
         if self.model.training:
-            self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
+            step, chosen = self.state.global_step + 1, "threshold" in (self.args.algorithm_kwargs or {})
+            outcomes = batch.answers["outcome"]
+            self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen)
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
             self._nonfinite.start(metrics.not_finite(parts, finite, advantages, names))
