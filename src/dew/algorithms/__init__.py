@@ -11,6 +11,7 @@ from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -165,6 +166,13 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
         found[f"class {cls.__name__} has no name of its own."] = 'Write e.g. name = "mine" in the class.'
     if cls.advantages is Algorithm.advantages:
         found[f"class {cls.__name__} has no credit."] = "Define advantages(self, rollouts), or derive it from DAPO."
+    for method, given in ((cls.advantages, ["self", "rollouts"]), (cls.loss, ["self", "logp", "part", "advantages"])):
+        try:
+            signature(method).bind(*given, **({"count": None} if method is cls.loss else {}))
+        except TypeError as error:
+            own = f"{cls.__name__}.{method.__name__}{signature(method)}"
+            right = ", ".join([*given, *(["*", "count=None"] if method is cls.loss else [])])
+            found[f"{own} cannot be called as dew calls it ({error})."] = f"Write def {method.__name__}({right})."
     if cls.needs_entropy not in get_args(Whose):
         remedy = 'Write "old" for the entropy of the policy that sampled, "current" for the one being trained, or "no".'
         found[f"needs_entropy={cls.needs_entropy!r} is not known."] = remedy

@@ -168,7 +168,7 @@ LARGEST_GAP = 0.1
 class CapturedSampling:
     """Samples with `dew.decoding`, from a copy in the sampling precision.
 
-    Starts at the first call, once the model is on its device. Where it cannot be used, the log says why.
+    Starts at the first call, once the model is on its device. Where it cannot be used, `refused` says why.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -203,7 +203,7 @@ class CapturedSampling:
         if len(capture.sampled) != 1 or capture.sampled[0][0] != capture.completion_ids:  # vLLM, tools, a guide, ...
             if self._exact is None:
                 self._exact = False
-                logger.info("Sampling does not give the entropy of every token, so a scoring pass computes it.")
+                logger.debug("Sampling does not give the entropy of every token, so a scoring pass computes it.")
             return None
         live = inputs["completion_mask"].bool()
         logp, entropy = (torch.where(live, x[:, : live.shape[1]].to(live.device), 0) for x in capture.sampled[0][1:])
@@ -224,6 +224,11 @@ class CapturedSampling:
             logger.log(level, text, gap, mean, then)
         return (logp, entropy) if self._exact else None
 
+    def refused(self) -> str | None:
+        """Why `generate` or vLLM samples instead."""
+        policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return why_not_captured(self._trainer) or refusal(policy)
+
     def current_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
@@ -234,8 +239,7 @@ class CapturedSampling:
 
     def _start(self, policy: Any) -> None:
         trainer, args = self._trainer, self._trainer.args
-        if reason := why_not_captured(trainer) or refusal(policy):
-            logger.info("Captured sampling is off: %s.", reason)
+        if self.refused() is not None:
             return
         self._copy = SamplingCopy(policy, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
         draw = Draw(
@@ -246,7 +250,6 @@ class CapturedSampling:
         )
         pad = trainer._tokenizer.pad_token_id
         self._decoder = Decoder(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
-        logger.info("Sampling with CUDA graphs in %s.", next(self._copy.model.parameters()).dtype)
 
 
 def why_not_captured(trainer: Any) -> str | None:
