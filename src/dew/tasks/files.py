@@ -70,7 +70,7 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
     if column == "problem":
         row |= {name: "" if row[name] is None else str(row[name]).strip() for name in ("problem", "answer") if name in row}
     for name in (column, "answer"):
-        if name in row and row[name] in (None, []) or (isinstance(row[name], str) and not row[name].strip()):
+        if name in row and (row[name] in (None, []) or not str(row[name]).strip()):
             raise ValueError(f"no {name}")
     prompt = row[column]
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(isinstance(m, dict) for m in prompt)):

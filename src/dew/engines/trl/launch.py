@@ -153,9 +153,11 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     if name := parsed.script.reward_model_name_or_path:
         functions.append(find_model(name, "reward_model_name_or_path"))
         try:
-            AutoConfig.from_pretrained(functions[-1], trust_remote_code=parsed.model.trust_remote_code)
-        except (OSError, ValueError) as error:
+            AutoConfig.from_pretrained(functions[-1], trust_remote_code=False)
+        except OSError as error:  # a ValueError asks for code of the model's own, which TRL may be allowed to run
             raise ConfigError(not_loaded("reward_model_name_or_path", name, error)) from None
+        except ValueError:
+            pass
     if not functions:
         raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
