@@ -59,7 +59,9 @@ def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
     if entropy.ndim == 2 and len(entropy) > MOST_ANSWERS:
-        what = f"entropy has shape {tuple(entropy.shape)}: without an axis of groups, that is one group of {len(entropy)}."
+        what = (
+            f"entropy has shape {tuple(entropy.shape)}: without an axis of groups, that is one group of {len(entropy)}."
+        )
         remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
         raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
     return check_live_entropy(entropy, mask)

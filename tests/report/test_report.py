@@ -455,8 +455,8 @@ def test_falling_pass_at_k_is_the_first_finding(tmp_path: Path) -> None:
 
 def test_an_alarm_of_several_runs_is_one_finding() -> None:
     alarm = {"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."}
-    runs = [replace(run_with(name, "grpo", i), alarms=[alarm], facts={**run_with(name, "grpo", i).facts, "alarms": {"truncated": 7}})
-            for i, name in enumerate("abc")]  # fmt: skip
+    made = [run_with(name, "grpo", i) for i, name in enumerate("abc")]
+    runs = [replace(run, alarms=[alarm], facts={**run.facts, "alarms": {"truncated": 7}}) for run in made]
     found = [f for f in content_of(runs)["findings"] if f.get("alarm")]
     assert [f["text"] for f in found] == ["a: Too long. (step 3, 7 steps in all) In 3 of 3 runs of grpo."]
 

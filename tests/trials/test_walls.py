@@ -47,7 +47,7 @@ WALLS = {
     "wandb": (["train", *GAME, "--report_to", "wandb"], 1, "report_to: wandb is not installed."),
     "tracker": (["train", *GAME, "--report_to", "wnadb"], 1, "Did you mean 'wandb'?"),
     "vLLM": (["train", *GAME, "--use_vllm", "true"], 1, "use_vllm: vLLM is not installed."),
-    "weights": (["train", *GAME, "--reward_weights", "1", "2"], 1, "reward_weights=[1.0, 2.0]: 2 for 1 rewards, countdown."),
+    "weights": (["train", *GAME, "--reward_weights", "1", "2"], 1, "[1.0, 2.0]: 2 for 1 rewards, countdown."),
     # before: TypeError at a line of typer; AttributeError without a suggestion
     "signature": (["train", *GAME, "--algorithm", "extra.py:Rule"], 1, "Write def advantages(self, rollouts)."),
     "attribute": (["train", *GAME, "--algorithm", "typo.py:Rule"], 1, "at typo.py, line 8.\n→ Did you mean 'entropy'?"),
@@ -95,8 +95,8 @@ from datasets import Dataset
 from dew.engines.trl import DewConfig, DewTrainer
 from graded import score
 data = Dataset.from_list([{"prompt": f"Reach {i} with 1, 2"} for i in range(32)])
-args = DewConfig("py", max_steps=2, per_device_train_batch_size=8, num_generations=4, max_completion_length=4, logging_steps=1,
-                 report_to="none", use_cpu=True)
+small = {"max_steps": 2, "per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 4}
+args = DewConfig("py", logging_steps=1, report_to="none", use_cpu=True, **small)
 DewTrainer("tiny", score, args, data).train()
 """
 

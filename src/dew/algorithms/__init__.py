@@ -109,7 +109,9 @@ def split_algorithm(text: str, given: Mapping[str, Any] | None = None) -> tuple[
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
             raise ValueError
         pairs = [(str(k.arg), k.value) for k in call.keywords]
-        settings = {name: WORDS.get(x.id, x.id) if isinstance(x, ast.Name) else ast.literal_eval(x) for name, x in pairs}
+        settings = {
+            name: WORDS.get(x.id, x.id) if isinstance(x, ast.Name) else ast.literal_eval(x) for name, x in pairs
+        }
     except (SyntaxError, ValueError):
         raise ConfigError(unreadable) from None
     given = given or {}

@@ -196,7 +196,7 @@ class Algorithm:
             f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: other differences "
             "are lost.",
             f"To train on the differences, write `algorithm: {self.text(**possible[0]) if possible else 'dew'}`. If a "
-            f"threshold tells correct answers from wrong ones, write it: `algorithm: {self.text(threshold=self.threshold)}`"
+            f"threshold tells correct from wrong answers, write it: `algorithm: {self.text(threshold=self.threshold)}`"
             ". If another reward decides, set outcome_reward.",
         )
 

@@ -44,7 +44,9 @@ class RunLog:
         self._writes = writes
         self._rewards_seen = False
 
-    def check_rewards(self, step: int, algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, chosen: bool) -> None:
+    def check_rewards(
+        self, step: int, algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, chosen: bool
+    ) -> None:
         """In the first generation: stop if the algorithm cannot use these outcome rewards at all, warn if only in part.
 
         `chosen`: the config sets the threshold, so it is meant that nothing else counts.

@@ -218,7 +218,8 @@ RULES = (
          "Nothing was clipped for {steps} steps, although the policy moves (KL {value:.4f} nats per token): the bounds "
          "do not limit the update.",
          ("Lower clip_low and clip_high: the mean ratio of a whole answer needs about 0.01 where a token's needs 0.2.",
-          ("E.g. `algorithm: {}`.", lambda rule: {x: round(getattr(rule, x) / 20, 6) for x in ("clip_low", "clip_high")}))),
+          ("E.g. `algorithm: {}`.",
+           lambda rule: {x: round(getattr(rule, x) / 20, 6) for x in ("clip_low", "clip_high")}))),
     Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
          "The verifier timed out on {value:.1%} of the answers, which count as wrong.",
          ("Raise its time limit, or look up the verdicts of these answers in the token records.",)),
@@ -241,7 +242,7 @@ RULES = (
 
 
 class Alarms:
-    """The alarms of a run. `algorithm`: a `dew.Algorithm`, so that remedies fit it; `by_correctness`: whether its credit
+    """The alarms of a run. `algorithm`: a `dew.Algorithm`, which remedies fit; `by_correctness`: whether its credit
     depends on which answers are correct; `checkpoints`: the steps of those that are kept."""
 
     def __init__(

@@ -68,7 +68,9 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
         raise ValueError(f"a {type(raw).__name__}, not an object with columns")
     row = read(raw)
     if column == "problem":
-        row |= {name: "" if row[name] is None else str(row[name]).strip() for name in ("problem", "answer") if name in row}
+        row |= {
+            name: "" if row[name] is None else str(row[name]).strip() for name in ("problem", "answer") if name in row
+        }
     for name in (column, "answer"):
         if name in row and (row[name] in (None, []) or not str(row[name]).strip()):
             raise ValueError(f"no {name}")
@@ -92,8 +94,8 @@ def columns(
 ) -> Read:
     """Read the named columns; a dot selects inside a column: `reward_model.ground_truth`. `keep` names further ones.
 
-    With `prompt`, that column is used as it is (text or chat messages) and all others are kept. With `answer=""` rows have
-    no gold answer.
+    With `prompt`, that column is used as it is (text or chat messages) and all others are kept. With `answer=""` there
+    are no gold answers.
     """
     gold = {"answer": answer} if answer else {}
 

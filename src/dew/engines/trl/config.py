@@ -12,7 +12,14 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from dew import list_algorithms
-from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, algorithms_for, get_algorithm, split_algorithm
+from dew.algorithms import (
+    DEFAULT_ALGORITHM,
+    ENGINE_ALGORITHM,
+    Algorithm,
+    algorithms_for,
+    get_algorithm,
+    split_algorithm,
+)
 from dew.errors import ConfigError, Problem, unknown
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
@@ -52,8 +59,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     algorithm: str | None = _setting(
         None,
-        f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}). Its settings may "
-        "follow: NAME(setting=value,...).",
+        f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}). "
+        "Its settings may follow: NAME(setting=value,...).",
     )
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
@@ -230,7 +237,9 @@ def not_installed(config: DewConfig) -> list[Problem]:
             problems.append(unknown(f"report_to: {name!r} is not known.", name, known))
         elif available is not None and not available():
             also = "The run's folder has all metrics either way."
-            problems.append(Problem(f"report_to: {name} is not installed.", also, f"pip install {name}, or report_to: none."))
+            problems.append(
+                Problem(f"report_to: {name} is not installed.", also, f"pip install {name}, or report_to: none.")
+            )
     if config.use_vllm and find_spec("vllm") is None:
         remedy = "Install it (docs/trl.md), or remove use_vllm: then dew or transformers samples."
         problems.append(Problem("use_vllm: vLLM is not installed.", remedy=remedy))

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from dew.compare.statistics import pass_at_k

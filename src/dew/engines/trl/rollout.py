@@ -21,6 +21,7 @@ from dew.decoding import Decoder, Draw, SamplingCopy, refusal
 from dew.engines.credit import outcomes
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
+from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
 
@@ -46,6 +47,17 @@ class PromptStream:
             shuffled = torch.randperm(self._size, generator=generator).tolist()
             self._epoch, self._order = epoch, shuffled if self._shuffle else list(range(self._size))
         return self._order
+
+
+def prompt_stream(trainer: Any) -> PromptStream | None:
+    """The further prompts of dynamic sampling."""
+    algorithm, data = trainer.algorithm, trainer.train_dataset
+    if not algorithm.dynamic_sampling:
+        return None
+    if not can_redraw(data):
+        what = "dynamic sampling draws further prompts: it needs data that are not streamed and have no images."
+        raise ConfigError(Problem(what, remedy=f"Write `algorithm: {algorithm.text(dynamic_sampling=False)}`."))
+    return PromptStream(data, trainer.args.seed, bool(trainer.shuffle_dataset))
 
 
 def can_redraw(dataset: Any) -> bool:

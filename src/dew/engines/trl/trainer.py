@@ -25,9 +25,18 @@ from dew.engines.trl.config import DewConfig, not_installed
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
-from dew.engines.trl.rollout import CapturedSampling, PromptStream, can_redraw, dropout_off, fill_batch, without_empty
+from dew.engines.trl.rollout import (
+    CapturedSampling,
+    PromptStream,
+    can_redraw,
+    dropout_off,
+    fill_batch,
+    prompt_stream,
+    without_empty,
+)
 from dew.errors import ConfigError, Problem
 from dew.run.config import find_model
+from dew.run.settings import algorithm_settings
 
 logger = logging.getLogger("dew")
 
@@ -72,7 +81,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
         if args.unnamed and train_dataset is not None and not can_redraw(train_dataset):
-            args.algorithm_kwargs = {**(args.algorithm_kwargs or {}), "dynamic_sampling": False}
+            args.algorithm_kwargs = {**algorithm_settings(args.algorithm_kwargs), "dynamic_sampling": False}
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
@@ -94,13 +103,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._head = Head(self)
-        self._stream: PromptStream | None = None
-        if self.algorithm.dynamic_sampling:
-            if not can_redraw(train_dataset):
-                what = "dynamic sampling draws further prompts: it needs data that are not streamed and have no images."
-                remedy = f"Write `algorithm: {self.algorithm.text(dynamic_sampling=False)}`."
-                raise ConfigError(Problem(what, remedy=remedy))
-            self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
+        self._stream = prompt_stream(self)
         guided = guide is not None or args.guide is not None
         self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
         self._waiting: list[dict[str, Any]] = []
@@ -180,7 +183,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         unexpected = reason is not None and args.captured_sampling and torch.cuda.is_available() and not self.use_vllm
         if self.accelerator.is_main_process:
             text = "training with %s: %s; sampling with %s."
-            logger.log(logging.WARNING if unexpected else logging.INFO, text, self.algorithm.label, args.batches, sampler)
+            logger.log(
+                logging.WARNING if unexpected else logging.INFO, text, self.algorithm.label, args.batches, sampler
+            )
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
