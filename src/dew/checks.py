@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from dew.errors import ConfigError, ShapeError
+from dew.errors import ConfigError, Problem, ShapeError
 
 ROUNDING = 1e-3
 """Entropies down to −1e-3 are rounding errors and are floored; below that they are mistakes."""
@@ -19,13 +19,16 @@ def check_bool(name: str, x: Tensor, advice: str) -> None:
         raise ShapeError(f"{name} has dtype {x.dtype}, expected torch.bool: {advice}.")
 
 
-def check_by_token(mask: Tensor, **values: Tensor) -> None:
-    """A mask of tokens, and tensors with one value at each."""
+def check_by_token(mask: Tensor, **values: Tensor) -> Tensor:
+    """A mask of tokens, as bool (whole numbers 0 and 1 mean False and True), and tensors with one value at each."""
+    if mask.dtype != torch.bool and not mask.is_floating_point() and bool(((mask == 0) | (mask == 1)).all()):
+        mask = mask.bool()
     check_bool("mask", mask, "True on tokens that the policy sampled and that train")
     for name, x in values.items():
         if x.shape != mask.shape:
             shapes = f"{name} has shape {tuple(x.shape)} and mask {tuple(mask.shape)}"
             raise ShapeError(f"{shapes}: both need one value per token (*P, G, T).")
+    return mask
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
@@ -45,22 +48,32 @@ def check_present(values: Tensor, present: Tensor | None) -> Tensor:
     return present
 
 
-def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> None:
+MOST_ANSWERS = 64
+"""Answers of one group without an axis of groups: more are probably a batch."""
+
+
+def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Verdicts (*P, G) with entropies and mask (*P, G, T), live entropies finite and not negative."""
     if entropy.ndim < 2:
         raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
-    check_live_entropy(entropy, mask)
+    if entropy.ndim == 2 and len(entropy) > MOST_ANSWERS:
+        what = (
+            f"entropy has shape {tuple(entropy.shape)}: without an axis of groups, that is one group of {len(entropy)}."
+        )
+        remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
+        raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
+    return check_live_entropy(entropy, mask)
 
 
-def check_live_entropy(entropy: Tensor, mask: Tensor) -> None:
-    check_by_token(mask, entropy=entropy)
+def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
+    mask = check_by_token(mask, entropy=entropy)
     if not entropy.is_floating_point():
         raise ShapeError(f"entropy has dtype {entropy.dtype}, expected a float: nats per token.")
     bad = mask & ~((entropy >= -ROUNDING) & (entropy < float("inf")))  # NaN fails both comparisons
     if not bad.any():
-        return
+        return mask
     where = tuple(bad.nonzero()[0].tolist())
     value = entropy[where].item()
     cause = "look for inf or NaN in the logits, or mask the token out"

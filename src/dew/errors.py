@@ -80,7 +80,8 @@ def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Probl
 def user_line(error: BaseException) -> str:
     """` at rules.py, line 12`: the last line of the traceback in a file of the user, or ''."""
     ours = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")
-    lines = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    found = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
+    lines = [f for f in found if "-packages" not in f.filename]  # site-packages, dist-packages
     return f" at {Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
 
 

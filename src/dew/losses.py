@@ -75,7 +75,7 @@ def policy_loss(
         |log w|), `clip/low` and `clip/high` (share of tokens clipped on each side), `kl/approx` (k3 of π_old
         against πθ) and, with `ref_logp`, `kl/ref`.
     """
-    check_by_token(mask, logp=logp, old_logp=old_logp)
+    mask = check_by_token(mask, logp=logp, old_logp=old_logp)
     check_choice("ratio", ratio, get_args(Ratio))
     check_choice("reduce", reduce, get_args(Reduce))
     check_choice("surrogate", surrogate, get_args(Surrogate))

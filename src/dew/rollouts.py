@@ -48,7 +48,7 @@ class Rollouts:
     def __post_init__(self) -> None:
         if self.mask.ndim != 3:
             raise ShapeError(f"mask has shape {tuple(self.mask.shape)}, expected three axes (P, G, T).")
-        check_by_token(self.mask)
+        object.__setattr__(self, "mask", check_by_token(self.mask))
         others = {name: getattr(self, name) for name in (*BY_TOKEN, "reward", "extra", "rows")}
         _check_shapes(self.mask, others, "(P, G, T)", "(P, G)")
 

@@ -46,7 +46,7 @@ def test_a_run_its_model_and_its_checkpoints_have_the_runs_task_and_length(dew, 
 def test_a_model_that_was_not_copied_completely_is_an_error(dew, tmp_path):
     shutil.copytree(TINY, tmp_path / "cut")
     os.truncate(tmp_path / "cut" / "model.safetensors", 100_000)
-    code, _, err = dew("eval", tmp_path / "cut", "-n", 1)
+    code, _, err = dew("eval", tmp_path / "cut", "--task", "countdown", "-n", 1)
     assert code == 1 and "cut' cannot be loaded" in err
 
 
@@ -76,7 +76,7 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
 
 
 def test_a_second_model_that_does_not_exist_is_an_error_before_sampling(dew, asked):
-    code, _, err = dew("eval", "tiny", "--vs", "nowhere")
+    code, _, err = dew("eval", "tiny", "--vs", "nowhere", "--task", "countdown")
     assert code == 1 and "'nowhere' cannot be loaded" in err and not asked
 
 

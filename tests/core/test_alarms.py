@@ -1,12 +1,16 @@
 """Every alarm fires on its condition, and none on a healthy run."""
 
 import math
+import random
+import re
 
 import pytest
 
+from dew.algorithms import get_algorithm, parse_algorithm
 from dew.run.alarms import FIRST, NEWEST, RULES, Alarms, History
 
 HEALTHY = {
+    "reward": 0.4,
     "accuracy": 0.4,
     "groups/mixed_share": 0.6,
     "length/truncated_share": 0.05,
@@ -34,6 +38,7 @@ BAD = {
     "never_correct": (10, {"accuracy": 0.0}),
     "no_signal": (10, {"groups/mixed_share": 0.05}),
     "wrong_sign": (1, {"credit/flipped_share": 0.02}),
+    "reward_falls": (6, {"reward": 0.0}),
     "truncated": (1, {"length/truncated_share": 0.31}),
     "entropy_collapse": (5, {"entropy": 0.09}),
     "entropy_explosion": (5, {"entropy": 1.6}),
@@ -65,22 +70,92 @@ def test_healthy_run_has_no_alarms():
     assert [fired(alarms, step) for step in range(100)] == [[]] * 100
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_alarm_fires_once_when_its_condition_starts_and_again_when_it_returns(name):
-    steps, bad = BAD[name]
-    alarms = Alarms()
+def sick(name, *settings, **others):
+    """The alarm of a run that is healthy for 30 steps, and the alarms."""
+    (steps, bad), alarms = BAD[name], Alarms(*settings)
     for step in range(30):
         fired(alarms, step)
-    seen = [alarms.update(30 + i, {**HEALTHY, **bad}) for i in range(steps)]
-    (alarm,) = (alarm for step in seen for alarm in step)
+    seen = [alarm for i in range(steps) for alarm in alarms.update(30 + i, {**HEALTHY, **bad, **others})]
+    return seen[0] if seen else None, alarms
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_alarm_fires_once_and_counts_the_steps_of_its_condition(name):
+    steps, bad = BAD[name]
+    alarm, alarms = sick(name)
     assert set(alarm) == {"step", "alarm", "message", "remedy", "value", "threshold"}
     assert (alarm["alarm"], alarm["step"]) == (name, 29 + steps)
-    assert alarm["message"].endswith(".") and "{" not in alarm["message"] and alarm["remedy"].endswith(".")
-    assert fired(alarms, 60, **bad) == [], "the condition still holds"
+    assert alarm["message"].endswith(".") and "{" not in alarm["message"] + alarm["remedy"]
+    assert fired(alarms, 60, **bad) == fired(alarms, 60, **bad) == [], "it still holds, in both parts of the step"
     for step in range(61, 91):
         assert fired(alarms, step) == []
-    seen = [fired(alarms, 100 + i, **bad) for i in range(steps)]
-    assert name in [alarm for step in seen for alarm in step]
+    held = alarms.steps[name]
+    assert [fired(alarms, 100 + i, **bad) for i in range(steps)] == [[]] * steps
+    assert alarms.steps[name] > held >= 2
+
+
+ADVISED = {  # alarm, algorithm -> what its remedy says, and what it does not
+    ("wrong_sign", "gtpo"): ("`algorithm: gtpo(pool=outcome)`", "dew"),
+    ("never_correct", "grpo_s(beta2=0.2)"): ("`algorithm: grpo_s(beta2=0.2,pool=outcome)`", "threshold"),
+    ("never_correct", "dapo"): ("`algorithm: dapo(dynamic_sampling=False)`", "pool"),
+    ("no_signal", "gtpo"): ("`algorithm: gtpo(dynamic_sampling=True)`", "pool"),
+    ("no_signal", "dapo"): ("num_generations.", "dynamic_sampling"),
+    ("no_signal", "grpo"): ("num_generations.", "dynamic_sampling"),
+    ("large_weight", "gtpo(compare=row)"): ("entropy_clip=(0.01,5.0)", "pool"),
+    ("large_weight", "gtpo(entropy_clip=(0.01,5.0))"): ("alpha2=0.05", "Bound"),
+    ("truncated", "dew(max_tokens=64)"): ("`algorithm: dew(overlong=soft,overlong_buffer=16)`", "pool"),
+    ("truncated", "dew(max_tokens=64,overlong=soft,overlong_buffer=8)"): ("Raise max_completion_length.", "algorithm"),
+    ("truncated", "trl(max_tokens=64)"): ("Raise max_completion_length.", "algorithm"),
+    ("batch_not_full", "dew"): ("`algorithm: dew(max_rounds=8)`", "pool"),
+    ("never_clips", "grpo_s"): ("`algorithm: grpo_s(clip_low=0.01,clip_high=0.014)`", "pool"),
+}
+
+
+@pytest.mark.parametrize(("name", "text"), ADVISED)
+def test_remedies_fit_the_algorithm_and_can_be_pasted(name, text):
+    said, unsaid = ADVISED[name, text]
+    remedy = sick(name, parse_algorithm(text))[0]["remedy"]
+    assert said in remedy and unsaid not in remedy
+    for pasted in re.findall("`algorithm: (.*?)`", remedy):
+        assert parse_algorithm(pasted) != parse_algorithm(text)
+
+
+def test_correctness_matters_only_to_some_algorithms():
+    assert sick("never_correct", None, get_algorithm("grpo").uses_threshold)[0] is None
+    assert sick("never_correct", None, get_algorithm("gtpo").uses_threshold)[0]["alarm"] == "never_correct"
+
+
+def test_counts_are_in_steps_where_a_generation_has_several():
+    alarms = Alarms()
+    seen = [alarm for step in range(1, 61, 4) for alarm in alarms.update(step, {"accuracy": 0.0})]
+    assert [(alarm["step"], alarm["message"][:37]) for alarm in seen] == [(37, "No answer was correct for 37 steps: t")]
+
+
+def test_a_reward_that_falls_names_the_checkpoint_before():
+    """Measured: the tiny model with learning_rate 6e-4, a value for every fourth step (docs/log.md)."""
+    alarms = Alarms(checkpoints=lambda: [1, 8])
+    rewards = [0.148, 0.042, 0.031, 0.043]
+    (alarm,) = (x for i, r in enumerate(rewards) for x in alarms.update(1 + 4 * i, {"reward": r}))
+    assert (alarm["step"], alarm["message"]) == (13, "The reward fell from 0.15 to 0.039 since step 1.")
+    assert alarm["remedy"] == "Lower learning_rate, and go back to checkpoint-1."
+
+
+def test_a_noisy_reward_does_not_fall():
+    dice = random.Random(0)
+    alarms = Alarms()
+    assert not any(alarms.update(step, {"reward": dice.gauss(0.5, 0.1)}) for step in range(300))
+
+
+@pytest.mark.parametrize(
+    ("entropy", "one", "said"),
+    [(0.2, 0.5, "more certain"), (0.5, 0.5, "to 0.75."), (0.2, 0.3, "pass@1 fell too, from 0.40 to 0.30.")],
+)
+def test_more_certain_only_with_less_entropy_and_no_lower_pass_at_1(entropy, one, said):
+    alarms = Alarms()
+    for step in range(20):
+        fired(alarms, step, entropy=0.5 if step < 10 else entropy)
+    (alarm,) = alarms.update(20, {"eval/pass@1": one, "eval/pass@16": 0.75})
+    assert said in alarm["message"] and ("more certain" in alarm["message"]) == (said == "more certain")
 
 
 def test_pass_falls_on_one_of_several_evaluation_sets():

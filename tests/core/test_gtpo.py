@@ -35,6 +35,7 @@ def close(actual, expected):
 
 def test_golden_column():
     close(gtpo_rewards(CORRECT, ENTROPY, MASK), REWARDS)
+    close(gtpo_rewards(CORRECT, ENTROPY, MASK.long()), REWARDS)  # a mask of whole numbers, as trainers have
 
 
 def test_golden_row():
@@ -271,6 +272,8 @@ GOOD = {"correct": CORRECT, "entropy": ENTROPY, "mask": MASK}
         ({"entropy": torch.full((4, 2), -1.0)}, "never negative"),
         ({"entropy": torch.ones(4, 2, dtype=torch.long)}, "expected a float"),
         ({"entropy": torch.ones(4)}, r"\(\*P, G, T\)"),
+        ({"entropy": torch.ones(65, 2), "correct": torch.ones(65) > 0}, r"one group of 65\. .*Reshape to \(P, G, T\)"),
+        ({"mask": 2 * torch.ones(4, 2, dtype=torch.long)}, "expected torch.bool"),
         ({"alpha1": -1.0}, "alpha1=-1.0"),
         ({"alpha2": -0.1}, "rewarded for being sure"),
         ({"alpha2": float("nan")}, "alpha2=nan"),

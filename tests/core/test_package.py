@@ -76,5 +76,6 @@ def test_public_names_keep_their_signatures():
 def test_the_example_prints_its_tables(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
+    runpy.run_path(str(ROOT / "examples" / "logits_to_loss.py"))
     out = capsys.readouterr().out
     assert all(word in out for word in ("GRPO", "GTPO", "GRPO-S"))

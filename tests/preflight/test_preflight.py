@@ -151,7 +151,7 @@ def test_a_filter_on_a_shaped_reward_fails(settings):
     shaped = {"reward_funcs": ["preflight_rewards.shaped"], "outcome_reward": "shaped", "algorithm": "dapo"}
     found = look({**settings, **shaped}, answers=16)["filter"]
     assert found.status == "failed" and "different values (0.45, " in found.says
-    assert all(word in found.remedy for word in ("outcome_reward", "threshold", 'pool="outcome"'))
+    assert all(word in found.remedy for word in ("outcome_reward", "threshold", "dapo(dynamic_sampling=False)"))
 
     def filtered(**changes):
         args = parse(make_run({**settings, **shaped, **changes})).args

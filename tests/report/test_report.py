@@ -92,8 +92,8 @@ def test_groups_without_signal_are_excluded_from_credit() -> None:
 # ── remarks ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_of(**curves: list[float]) -> list[dict[str, Any]]:
-    return [{"step": i, **{name: curves[name][i] for name in curves}} for i in range(len(next(iter(curves.values()))))]
+def run_of(name: str, values: list[float], **others: Any) -> Run:
+    return Run(name="run", kind="dew", metrics=[{"step": i, name: value} for i, value in enumerate(values)], **others)
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def run_of(**curves: list[float]) -> list[dict[str, Any]]:
     ],
 )
 def test_bad_curves_give_one_remark_and_good_ones_none(name: str, bad: list[float], good: list[float]) -> None:
-    found = remarks(run_of(**{name: bad}), [])
+    found = remarks(run_of(name, bad))
     assert len(found) == 1 and found[0]["message"] and found[0]["remedy"]
-    assert remarks(run_of(**{name: good}), []) == []
-    assert remarks(run_of(**{name: bad}), [{"alarm": found[0]["alarm"]}]) == []
+    assert remarks(run_of(name, good)) == []
+    assert remarks(run_of(name, bad, alarms=[{"alarm": found[0]["alarm"]}])) == []
 
 
 # ── what is written ─────────────────────────────────────────────────────────────────────────────────────────
@@ -455,9 +455,10 @@ def test_falling_pass_at_k_is_the_first_finding(tmp_path: Path) -> None:
 
 def test_an_alarm_of_several_runs_is_one_finding() -> None:
     alarm = {"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."}
-    runs = [replace(run_with(name, "grpo", i), alarms=[alarm, {**alarm, "step": 9}]) for i, name in enumerate("abc")]
+    made = [run_with(name, "grpo", i) for i, name in enumerate("abc")]
+    runs = [replace(run, alarms=[alarm], facts={**run.facts, "alarms": {"truncated": 7}}) for run in made]
     found = [f for f in content_of(runs)["findings"] if f.get("alarm")]
-    assert [f["text"] for f in found] == ["a: Too long. (step 3, and 1 more, last at step 9) In 3 of 3 runs of grpo."]
+    assert [f["text"] for f in found] == ["a: Too long. (step 3, 7 steps in all) In 3 of 3 runs of grpo."]
 
 
 def test_tokens_of_an_arm_are_one_finding() -> None:

@@ -77,7 +77,7 @@ def config(output_dir, **settings):
     from dew.engines.trl import DewConfig
 
     plain = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "max_steps": 2}
-    plain |= {"learning_rate": 1e-3, "save_strategy": "no", "logging_steps": 1, **ON_A_CPU}
+    plain |= {"learning_rate": 1e-3, "save_strategy": "no", "logging_steps": 1, "algorithm": "gtpo", **ON_A_CPU}
     return DewConfig(**{"output_dir": str(output_dir), **plain, **settings})
 
 

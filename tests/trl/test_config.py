@@ -62,8 +62,8 @@ def test_command_line_and_yaml(tmp_path):
 
 
 CHOSEN = {
-    "nothing": ({}, "gtpo"),
-    "TRL's defaults": ({"loss_type": "dapo", "scale_rewards": True, "use_bias_correction_kl": True}, "gtpo"),
+    "nothing": ({}, "dew"),
+    "TRL's defaults": ({"loss_type": "dapo", "scale_rewards": True, "use_bias_correction_kl": True}, "dew"),
     "Dr. GRPO": ({"loss_type": "dr_grpo", "scale_rewards": False}, "dr_grpo"),
     "GRPO": ({"loss_type": "grpo", "beta": 0.04}, "grpo"),
     "GSPO": ({"loss_type": "grpo", "importance_sampling_level": "sequence"}, "gspo"),
@@ -78,9 +78,9 @@ CHOSEN = {
 @pytest.mark.parametrize("name", CHOSEN)
 def test_trls_settings_choose_the_algorithm_where_none_is_named(name, tmp_path, caplog):
     settings, expected = CHOSEN[name]
-    config = tiny.config(tmp_path, **settings)
+    config = tiny.config(tmp_path, algorithm=None, **settings)
     assert config.algorithm == expected
-    assert (f"the algorithm {expected}" in caplog.text) == (expected != "gtpo")
+    assert (f"the algorithm {expected}" in caplog.text) == (expected != "dew")
 
 
 def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path):
@@ -99,11 +99,11 @@ def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path):
 
 def test_trls_settings_of_other_losses_mean_what_they_mean_in_trl(tmp_path):
     """CISPO: TRL's epsilon_high bounds the ratio itself, dew's clip_high the distance from 1; TRL reads no epsilon."""
-    config = tiny.config(tmp_path, loss_type="cispo", epsilon=0.2, epsilon_high=3.0)
+    config = tiny.config(tmp_path, algorithm=None, loss_type="cispo", epsilon=0.2, epsilon_high=3.0)
     assert (config.build_algorithm().clip_low, config.build_algorithm().clip_high) == (1.0, 2.0)
     again = dataclasses.replace(config, generation_batch_size=None)
     assert again.build_algorithm() == config.build_algorithm()
-    gate = tiny.config(tmp_path, loss_type="sapo", sapo_temperature_pos=2.0, sapo_temperature_neg=3.0)
+    gate = tiny.config(tmp_path, algorithm=None, loss_type="sapo", sapo_temperature_pos=2.0, sapo_temperature_neg=3.0)
     assert (gate.build_algorithm().tau_pos, gate.build_algorithm().tau_neg) == (2.0, 3.0)
 
 

@@ -1,6 +1,7 @@
 """Credit in the trainer: computed once, on whole groups, from the sampling policy's entropy."""
 
 import functools
+import re
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import trl_tiny as tiny
 from dew import GTPO, Rollouts, get_algorithm
 from dew.engines.credit import Rows, give_credit
 from dew.engines.recorder import credit_metrics
+from dew.errors import ConfigError
 from trl_tiny import generation, outcome, ready
 
 
@@ -136,14 +138,35 @@ def graded(completions, **_):
     return [0.01 * (len(set(text)) % 5) for text in completions]
 
 
-@pytest.mark.parametrize(("rule", "trains"), [({}, False), ({"pool": "outcome"}, True)], ids=["paper", "outcome"])
-def test_graded_rewards_train_with_the_outcome_pool_and_warn_without(rule, trains, tmp_path, caplog):
-    trainer = ready(tmp_path, graded, algorithm="gtpo", algorithm_kwargs=rule)
-    batches = [generation(trainer) for _ in range(2)]
-    assert bool(batches[0]["advantages"].any()) == trains
-    assert caplog.text.count("different values") == (not trains), "once, in the first generation"
-    alarms = [(alarm["alarm"], alarm["step"]) for alarm in trainer._recorder.folder.alarms()]
-    assert alarms == ([] if trains else [("graded_reward", 1)])
+# algorithm -> where rewards from 0 to 0.04 take it: it trains, stops with a remedy, or is meant to see no difference
+GRADED = {
+    "gtpo": "`algorithm: gtpo(pool=outcome)`",
+    "grpo_s(beta2=0.2)": "`algorithm: grpo_s(beta2=0.2,pool=outcome)`",
+    "dapo": "`algorithm: dapo(dynamic_sampling=False)`",
+    "gtpo(threshold=0.5)": "meant",
+    "gtpo(pool=outcome)": "trains",
+    "dapo(dynamic_sampling=false)": "trains",
+    "grpo": "trains",
+    None: "trains",
+}
+
+
+@pytest.mark.parametrize("rule", GRADED)
+def test_a_rule_that_cannot_train_on_graded_rewards_stops_in_the_first_generation(rule, tmp_path, caplog):
+    trainer = ready(tmp_path, graded, algorithm=rule)
+    if GRADED[rule].startswith("`"):
+        with pytest.raises(ConfigError, match=re.escape(GRADED[rule])):
+            generation(trainer)
+    else:
+        assert bool(generation(trainer)["advantages"].any()) == (GRADED[rule] == "trains")
+    assert "different values" not in caplog.text
+
+
+def test_graded_rewards_on_both_sides_of_the_threshold_are_one_warning(tmp_path, caplog):
+    trainer = ready(tmp_path, lambda completions, **_: [25 * x for x in graded(completions)], algorithm="gtpo")
+    assert all(generation(trainer)["advantages"].any() for _ in range(2))
+    assert caplog.text.count("different values") == 1
+    assert [(x["alarm"], x["step"]) for x in trainer._recorder.folder.alarms()] == [("graded_reward", 1)]
 
 
 def test_every_evaluation_set_has_metrics_of_its_own(tmp_path):

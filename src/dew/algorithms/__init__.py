@@ -6,10 +6,12 @@ import ast
 import hashlib
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -41,10 +43,11 @@ __all__ = [
     "GSPO", "GTPO", "OTB", "QAE", "SAPO", "STARE", "STEER", "TRL", "Algorithm", "ClipCov", "DrGRPO", "EntropyAdvantage",
     "ForkingTokens", "KLCov", "MaxRL", "ReinforcePP", "WReinforce", "algorithm_classes", "algorithms_for",
     "get_algorithm", "list_algorithms", "parse_algorithm", "register_algorithm", "source_digest",
+    "split_algorithm",
 ]  # fmt: skip
 
-DEFAULT_ALGORITHM = "gtpo"
-"""Used if a configuration names no algorithm."""
+DEFAULT_ALGORITHM = "dew"
+"""Used if a configuration names no algorithm: graded rewards train, and no sign can flip."""
 ENGINE_ALGORITHM = TRL.name
 """The engine's own advantages and loss."""
 
@@ -105,9 +108,16 @@ def _takes_tuple(hint: Any) -> bool:
 def parse_algorithm(text: str) -> Algorithm:
     """The algorithm that a text names: `gtpo`, `gtpo(alpha2=0.5,pool=outcome)` or `rules.py:MyRule(keep=0.1)`.
 
-    `Algorithm.label` is such a text. Values are Python's literals, and words without quotes.
+    `Algorithm.label` is such a text.
     """
-    unreadable = Problem(f"{text!r} cannot be read.", remedy="Write NAME or NAME(setting=value,...).")
+    name, settings = split_algorithm(text)
+    return get_algorithm(name, **settings)
+
+
+def split_algorithm(text: str, given: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+    """The name in such a text and its settings, with those `given` besides: Python's literals, YAML's true, false and
+    null, and words without quotes."""
+    unreadable = Problem(f"algorithm={text!r} cannot be read.", remedy="Write NAME or NAME(setting=value,...).")
     found = re.fullmatch(r"\s*([^()]+?)\s*(\(.*\))?\s*", text, re.DOTALL)
     if found is None:
         raise ConfigError(unreadable)
@@ -116,12 +126,21 @@ def parse_algorithm(text: str) -> Algorithm:
         if not isinstance(call, ast.Call) or call.args or not isinstance(call.func, ast.Name):
             raise ValueError
         pairs = [(str(k.arg), k.value) for k in call.keywords]
-        settings = {name: x.id if isinstance(x, ast.Name) else ast.literal_eval(x) for name, x in pairs}
+        settings = {
+            name: WORDS.get(x.id, x.id) if isinstance(x, ast.Name) else ast.literal_eval(x) for name, x in pairs
+        }
     except (SyntaxError, ValueError):
         raise ConfigError(unreadable) from None
+    given = given or {}
     if len(settings) < len(pairs):
         raise ConfigError(Problem(f"{text!r} gives a setting twice.", remedy="Keep one of them."))
-    return get_algorithm(found[1], **settings)
+    if twice := [name for name, value in settings.items() if given.get(name, value) != value]:
+        what = f"{text!r} and algorithm_kwargs give {', '.join(twice)} different values."
+        raise ConfigError(Problem(what, remedy="Remove it from algorithm_kwargs."))
+    return found[1], {**given, **settings}
+
+
+WORDS = {"true": True, "false": False, "null": None}
 
 
 def _key(name: str) -> str:
@@ -170,6 +189,13 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
         found[f"class {cls.__name__} has no name of its own."] = 'Write e.g. name = "mine" in the class.'
     if cls.advantages is Algorithm.advantages:
         found[f"class {cls.__name__} has no credit."] = "Define advantages(self, rollouts), or derive it from DAPO."
+    for method, given in ((cls.advantages, ["self", "rollouts"]), (cls.loss, ["self", "logp", "part", "advantages"])):
+        try:
+            signature(method).bind(*given, **({"count": None} if method is cls.loss else {}))
+        except TypeError as error:
+            own = f"{cls.__name__}.{method.__name__}{signature(method)}"
+            right = ", ".join([*given, *(["*", "count=None"] if method is cls.loss else [])])
+            found[f"{own} cannot be called as dew calls it ({error})."] = f"Write def {method.__name__}({right})."
     if cls.needs_entropy not in get_args(Whose):
         remedy = 'Write "old" for the entropy of the policy that sampled, "current" for the one being trained, or "no".'
         found[f"needs_entropy={cls.needs_entropy!r} is not known."] = remedy

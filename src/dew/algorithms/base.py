@@ -9,14 +9,14 @@ setting is explicit.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
-from dew.credit import group_overlong, has_signal, soft_overlong
+from dew.credit import group_overlong, group_relative, has_signal, soft_overlong
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.losses import Ratio, Reduce, Surrogate, policy_loss
 from dew.rollouts import Rollouts
@@ -168,9 +168,14 @@ class Algorithm:
     @property
     def label(self) -> str:
         """`gtpo(alpha2=0.5,pool=joint)`: the name and the settings that differ; engines fill max_tokens in."""
+        return self.text()
+
+    def text(self, **changed: Any) -> str:
+        """The label with other settings, to paste after `algorithm:`."""
         given = ((f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name != "max_tokens")
-        changed = [f"{name}={str(value).replace(' ', '')}" for name, value, default in given if value != default]
-        return f"{self.name}({','.join(changed)})" if changed else self.name
+        shown = {name: value for name, value, default in given if value != default} | changed
+        settings = [f"{name}={str(value).replace(' ', '')}" for name, value in shown.items()]
+        return f"{self.name}({','.join(settings)})" if settings else self.name
 
     def warnings(self) -> list[str]:
         """Settings that are allowed but rarely intended, each with a remedy."""
@@ -188,12 +193,15 @@ class Algorithm:
         if not self.uses_threshold or len(values) < 2 or (len(values) == 2 and crossed):
             return None
         shown = ", ".join(f"{x:g}" for x in values[:4].tolist()) + (", ..." if len(values) > 4 else "")
+        changes: list[dict[str, Any]] = [{"pool": "outcome"}, {"dynamic_sampling": False}]
+        possible = [x for x in changes if hasattr(self, next(iter(x))) and not replace(self, **x).uses_threshold]
         return Problem(
             f"The outcome reward has {len(values)} different values ({shown}); the threshold is {self.threshold:g}.",
             f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: other differences "
             "are lost.",
-            "Set outcome_reward to a reward of 1 for correct and 0 for wrong answers, or `threshold` to a value in "
-            'between. To train on the differences themselves use pool="outcome" (gtpo, grpo_s) or the algorithm dew.',
+            f"To train on the differences, write `algorithm: {self.text(**possible[0]) if possible else 'dew'}`. If a "
+            f"threshold tells correct from wrong answers, write it: `algorithm: {self.text(threshold=self.threshold)}`"
+            ". If another reward decides, set outcome_reward.",
         )
 
     @property
@@ -211,8 +219,11 @@ class Algorithm:
         return rollouts.correct(self.threshold)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
-        """(P,) True on groups with both a correct and a wrong answer that train: what dynamic sampling keeps."""
-        return has_signal(self.correct(rollouts), rollouts.live)
+        """(P,) True on groups to learn from, which dynamic sampling keeps: with both a correct and a wrong answer that
+        train, or with different outcome rewards for a rule without threshold."""
+        if self.uses_threshold:
+            return has_signal(self.correct(rollouts), rollouts.live)
+        return (group_relative(rollouts.reward, rollouts.live) != 0).any(-1)
 
     def extra(self, rollouts: Rollouts) -> Tensor:
         """(P, G) what is added to the outcome: other rewards, and the overlong penalty."""

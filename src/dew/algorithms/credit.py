@@ -4,14 +4,14 @@ Groups are complete only here. Micro-batches of the loss mix rows of several gro
 silently wrong, and with one row it is exactly zero.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
 from dew.algorithms.base import SIGNALS, Algorithm
 from dew.credit import wrong_sign
-from dew.errors import Problem, ShapeError, user_line
+from dew.errors import Problem, ShapeError, unknown, user_line
 from dew.rollouts import Rollouts
 
 
@@ -52,6 +52,9 @@ def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
     try:
         A = algorithm.advantages(rollouts)
     except (TypeError, AttributeError) as error:
+        if isinstance(error, AttributeError) and error.obj is rollouts:
+            what = f"{name}: rollouts has no {error.name!r}{user_line(error)}."
+            raise ShapeError(unknown(what, str(error.name), [f.name for f in fields(rollouts)])) from error
         if "NoneType" not in str(error):
             raise
         missing = ", ".join(x for x in SIGNALS if getattr(rollouts, x) is None)

@@ -19,6 +19,7 @@ from dew.files import is_plain, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, VERIFIERS
 from dew.run.config import Run, read_run
+from dew.tasks.files import first_columns
 
 if TYPE_CHECKING:
     from dew.compare import Scores
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def evaluate_(
     context: typer.Context,
     model: Annotated[str, typer.Argument(help="A model folder, run folder, hub name, `tiny`, or a file from --keep.")],
-    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's, or countdown).")] = None,
+    task: Annotated[str | None, typer.Option(help="Game, data set or file (default: the run's).")] = None,
     settings: Annotated[str | None, typer.Option(help="Settings of the task, e.g. '{numbers: 3}'.")] = None,
     reward: Annotated[str | None, typer.Option(help="Verifier or file.py:function (default: the task's).")] = None,
     k: Annotated[int, typer.Option("-k", help="Answers per problem.")] = 16,
@@ -109,8 +110,17 @@ def _plan(
 
     runs = {name: _run_of(name) for name in models}
     run = _run_on(task, runs)
-    chosen = task or run.task or (like.task if like else "countdown")
-    source = tasks.task(chosen, **(mapping(settings) or run.task_settings))
+    chosen = task or run.task or (like.task if like else None)
+    if chosen is None:
+        if unknown_task := [name for name in models if tasks.model_folder(name) == name]:
+            what = f"{unknown_task[0]}: nothing says which problems to evaluate it on."
+            raise ConfigError(Problem(what, remedy="Add --task: a file, a data set such as gsm8k, or countdown."))
+        chosen = "countdown"
+    given = mapping(settings) or run.task_settings
+    own = reward is not None and is_user_function(reward)
+    if own and Path(chosen).exists() and "answer" not in {*given, *first_columns(chosen)}:
+        given = {**given, "answer": ""}  # the reward needs none
+    source = tasks.task(chosen, **given)
     judge = _judge(source, run, reward)
     length = max(run.settings.get("max_completion_length") or 0 for run in runs.values()) or 128
     sampling = {"max_new_tokens": length, **(asdict(like.sampling) if like else {}), **sampling}

@@ -19,7 +19,7 @@ def covariance(
     advantages: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
 ) -> Float[Tensor, " N"]:
     """covᵢₜ of the N live tokens, bit for bit the same however wide the padding is."""
-    check_by_token(mask, advantages=advantages, logp=logp)
+    mask = check_by_token(mask, advantages=advantages, logp=logp)
     A, log_pi = (at_least_float32(x[mask]) for x in (advantages, logp))
     return (A - A.mean()) * (log_pi - log_pi.mean())
 

@@ -22,7 +22,7 @@ def entropy_advantages(
     `advantages` has one value per answer or one per token. H is that of the current policy, without gradient.
     0 where `mask` is False.
     """
-    check_live_entropy(entropy, mask)
+    mask = check_live_entropy(entropy, mask)
     if not (alpha >= 0 and kappa > 1):
         raise ConfigError(f"alpha={alpha}, kappa={kappa}: give alpha >= 0 and kappa > 1; the paper uses 0.4 and 2.")
     A = at_least_float32(advantages)

@@ -17,7 +17,7 @@ def forking_mask(
 
     Ties with that token stay. The batch is everything that is passed: the threshold is one number.
     """
-    check_live_entropy(entropy, mask)
+    mask = check_live_entropy(entropy, mask)
     if not 0 < keep <= 1:
         raise ConfigError(f"keep={keep}: the share of tokens to train on. Give 0 < keep <= 1; the paper uses 0.2.")
     live = entropy.detach()[mask]

@@ -76,7 +76,7 @@ def reinforce_pp_advantages(
     The batch is everything that is passed.
     """
     present = check_present(rewards, present)
-    check_by_token(mask)
+    mask = check_by_token(mask)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
     r = torch.where(present, at_least_float32(rewards), 0)
     centred = torch.where(mask, standardize(r, present, -1, scale=False).unsqueeze(-1), 0)

@@ -37,7 +37,7 @@ def grpo_s_rewards(
     `average="geometric"` takes both means geometrically (v6, Appendix C). An answer without live tokens is
     excluded from the group and gets 0. The other arguments are those of `gtpo_rewards`.
     """
-    check_tokens(correct, entropy, mask)
+    mask = check_tokens(correct, entropy, mask)
     if problems := weight_problems(beta1=beta1, beta2=beta2):
         raise ConfigError(problems)
 

@@ -63,7 +63,7 @@ def gtpo_rewards(
         Signed token rewards, 0 where `mask` is False. With the defaults they sum, at every t, to
         (α₁ + α₂) · dₜ over O⁺ (Prop. 2.2) and to −(α₁ + α₂) · hₜ over O⁻, with dₜ and hₜ those alive.
     """
-    check_tokens(correct, entropy, mask)
+    mask = check_tokens(correct, entropy, mask)
     check_choice("compare", compare, get_args(Compare))
     check_choice("value", value, get_args(Value))
     if tokens is not None:
@@ -92,7 +92,7 @@ def gtpo_advantages(
 
     The polarity of a token is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
-    check_by_token(mask, rewards=rewards)
+    mask = check_by_token(mask, rewards=rewards)
     r = torch.where(mask, at_least_float32(rewards), 0)
     if correct is None:
         won = r > 0

@@ -31,8 +31,8 @@ def steer_weights(
 
     The largest |Ω| is that of the batch, which is everything that is passed. 0 where `mask` is False.
     """
-    check_live_entropy(entropy, mask)
-    check_by_token(mask, advantages=advantages, logp=logp)
+    mask = check_live_entropy(entropy, mask)
+    mask = check_by_token(mask, advantages=advantages, logp=logp)
     if not 0 < least <= 1:
         raise ConfigError(f"least={least}: the smallest weight of a token. Give 0 < least <= 1; the authors use 0.8.")
     A, log_pi, H = (torch.where(mask, at_least_float32(x), 0) for x in (advantages, logp, entropy))

@@ -22,7 +22,7 @@ def token_baseline_advantages(
 
     0 where `mask` is False.
     """
-    check_by_token(mask, logp=logp, sum_sq=sum_sq)
+    mask = check_by_token(mask, logp=logp, sum_sq=sum_sq)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
     r = torch.where(mask, at_least_float32(rewards).unsqueeze(-1), 0)
     energy = 1 - 2 * at_least_float32(logp).exp() + at_least_float32(sum_sq)

@@ -6,7 +6,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,6 +19,7 @@ from dew.credit import forking_mask, grpo_advantages
 from dew.credit.weighting import H_FLOOR
 from dew.engines.compat import installed
 from dew.engines.credit import Credit, Rows
+from dew.errors import ConfigError
 from dew.run.alarms import Alarms
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord
@@ -43,12 +44,23 @@ class RunLog:
         self._writes = writes
         self._rewards_seen = False
 
-    def check_rewards(self, step: int, algorithm: Algorithm, outcomes: Tensor) -> None:
-        """Warn in the first generation if the algorithm cannot use these outcome rewards as they are."""
-        if self._rewards_seen or not self._writes:
+    def check_rewards(
+        self, step: int, algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, chosen: bool
+    ) -> None:
+        """In the first generation: stop if the algorithm cannot use these outcome rewards at all, warn if only in part.
+
+        `chosen`: the config sets the threshold, so it is meant that nothing else counts.
+        """
+        if self._rewards_seen:
             return
         self._rewards_seen = True
-        if problem := algorithm.graded(outcomes):
+        problem = None if chosen else algorithm.graded(outcomes)
+        if problem is None:
+            return
+        above = outcomes[~outcomes.isnan()] > algorithm.threshold
+        if not advantages.any() and (above.all() or not above.any()):
+            raise ConfigError(replace(problem, why=f"{problem.why} Every advantage is 0: nothing can be learned."))
+        if self._writes:
             self._warn({"step": step, "alarm": "graded_reward", "message": f"{problem.what} {problem.why}",
                         "remedy": problem.remedy, "value": None, "threshold": algorithm.threshold})  # fmt: skip
 
@@ -72,10 +84,12 @@ class RunLog:
         """Write what runs, and on which machine. `packages`: the engine and what it is built on."""
         if not self._writes:
             return
+        self.alarms = Alarms(algorithm, algorithm.uses_threshold, self._checkpoints)
         run = {
             "name": self.folder.path.name,
             "engine": packages[0],
             "algorithm": {"name": algorithm.name, "settings": asdict(algorithm)},
+            "uses_threshold": algorithm.uses_threshold,
             "versions": versions("torch", "transformers", "math-verify", "sympy", *packages),
             "machine": {
                 "platform": platform.platform(),
@@ -93,7 +107,12 @@ class RunLog:
 
     def end(self, status: str) -> None:
         if self._writes:
-            self.folder.write_run({"status": status, "finished": datetime.now(UTC).isoformat(timespec="seconds")})
+            finished = datetime.now(UTC).isoformat(timespec="seconds")
+            self.folder.write_run({"status": status, "finished": finished, "alarms": self.alarms.steps})
+
+    def _checkpoints(self) -> list[int]:
+        names = (path.name.removeprefix("checkpoint-") for path in self.folder.path.glob("checkpoint-*"))
+        return [int(name) for name in names if name.isdecimal()]
 
 
 def versions(*names: str) -> dict[str, str | None]:

@@ -32,6 +32,7 @@ from dew.run.config import Run
 from dew.tasks import Row
 
 STREAMED_ROWS = 1000
+LORA_RATES = (1e-5, 2e-4)
 TOLERATED = 0.01
 """Share of gold answers that may be rejected before the check fails; fewer are a warning."""
 CONCLUSIVE = 8
@@ -294,6 +295,11 @@ def check_run(
     problem = args.misaligned()
     says, remedy = (problem.what, problem.remedy) if problem else (f"{batches}.", "")
     checks.append(graded("batches", says, remedy, warn=problem is not None, **batches.facts()))
+    low, high = LORA_RATES
+    if parsed.model.use_peft and not low / 2 <= args.learning_rate <= high:
+        says = f"learning_rate={args.learning_rate:g} with LoRA, which usually trains at {low:g} to {high:g}."
+        remedy = "Set learning_rate: 1e-5 or more; 1e-6 suits full weights." if args.learning_rate < low else ""
+        checks.append(graded("learning rate", says, remedy or f"Lower learning_rate to {high:g} or less.", warn=True))
     data, failures = attempt("data", read_data, parsed)
     if data is None:
         return [*checks, *failures, skipped("the rest", "There is no data to check.")]

@@ -306,7 +306,7 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
     """One finding per alarm: the first run that raised it, how often, and how many other runs did, or of each arm."""
     raised: dict[str, dict[int, list[Json]]] = {}
     for i, run in enumerate(runs):
-        for alarm in [*run.alarms, *remarks(run.metrics, run.alarms, MAX_CHECKED // len(runs))]:
+        for alarm in [*run.alarms, *remarks(run, MAX_CHECKED // len(runs))]:
             raised.setdefault(str(alarm.get("alarm")), {}).setdefault(i, []).append(alarm)
     found = []
     for name, by_run in raised.items():
@@ -318,7 +318,9 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
             counts = [f"{n} of {len(arm['runs'])} runs of {arm['label']}" for n, arm in raising if n]
             also = f" In {listed(counts)}."
         steps = [alarm["step"] for alarm in alarms if isinstance(alarm.get("step"), int)]
-        more = f", and {len(steps) - 1} more, last at step {steps[-1]}" if len(steps) > 1 else ""
+        counted = runs[i].facts.get("alarms")
+        n = counted.get(name) if isinstance(counted, dict) else None
+        more = f", {n} steps in all" if isinstance(n, int) and n > 1 else ""
         when = f" (step {steps[0]}{more})" if steps else ""
         text = f"{_who(runs, i)}{alarms[0].get('message') or name}{when}{also}"
         remedy = str(alarms[0].get("remedy") or "")
@@ -343,13 +345,9 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
     return found
 
 
-def remarks(metrics: Sequence[Json], alarms: Sequence[Json], most: int = MAX_CHECKED) -> list[Json]:
-    """The first alarm of each rule, checked afterwards: other trainers have no alarms."""
-    rules = Alarms()
-    checked = [*metrics[:FIRST], *metrics[FIRST:][-most:]]
-    found = [alarm for line in checked for alarm in rules.update(line["step"], line)]
-    raised = {str(alarm.get("alarm")) for alarm in alarms}
-    first: dict[str, Json] = {}
-    for remark in found:
-        first.setdefault(remark["alarm"], remark)
-    return [remark for name, remark in first.items() if name not in raised]
+def remarks(run: Run, most: int = MAX_CHECKED) -> list[Json]:
+    """Alarms that are checked afterwards: other trainers and the lab have none."""
+    rules = Alarms(by_correctness=run.facts.get("uses_threshold") is not False)
+    checked = [*run.metrics[:FIRST], *run.metrics[FIRST:][-most:]]
+    raised = {str(alarm.get("alarm")) for alarm in run.alarms}
+    return [x for line in checked for x in rules.update(line["step"], line) if x["alarm"] not in raised]

@@ -1,19 +1,28 @@
 """Alarms: rules over a run's metrics (docs/metrics.md), each with one condition, one message and one remedy.
 
-A rule fires once when its condition starts, and can fire again after the condition has ended. Does not need torch.
+A rule fires once in a run; after that, the steps at which its condition holds are counted. Does not need torch.
 """
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
-from typing import Any
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 Series = list[float]
-Crossed = tuple[float, float] | None
-"""The value and the threshold that it crossed, or None if the condition does not hold."""
+
+
+class Crossed(NamedTuple):
+    """Where a condition holds: the value, the threshold that it crossed, since which step, and what else to say."""
+
+    value: float
+    threshold: float
+    since: int = 0
+    note: str = ""
+
 
 FIRST, RECENT = 20, 5
 """Entropy is compared with its mean over the first 20 steps; the mean of the last 5 is the current value."""
@@ -48,164 +57,237 @@ class History:
         return series[-count:] if len(series) >= count else []
 
 
+Advice = str | tuple[str, Callable[[Any], Mapping[str, Any]]]
+"""A sentence, or one with {} for an algorithm with these settings: only where it has them and they are not set yet."""
+
+
 @dataclass(frozen=True)
 class Rule:
     name: str
-    condition: Callable[[History], Crossed]
+    condition: Callable[[History], Crossed | None]
     message: str
-    """A format string that may use {value} and {threshold}."""
-    remedy: str
+    """A format string that may use {value}, {threshold}, {since}, {note} and {steps}, the number since then."""
+    remedy: Sequence[Advice]
+    by_correctness: bool = False
+    """Only for algorithms whose credit depends on which answers are correct."""
 
 
-def _above(name: str, threshold: float, history: History) -> Crossed:
+def _above(name: str, threshold: float, history: History) -> Crossed | None:
     last = history.last(name)
-    return (last[0], threshold) if last and last[0] > threshold else None
+    return Crossed(last[0], threshold) if last and last[0] > threshold else None
 
 
-def _stays_below(name: str, threshold: float, steps: int, history: History) -> Crossed:
-    """Below the threshold for this many steps; with a threshold of 0, never above it."""
-    last = history.last(name, steps)
+def _stays_below(name: str, threshold: float, count: int, history: History) -> Crossed | None:
+    """The newest `count` values are below the threshold; with a threshold of 0, none is above it."""
+    last = history.last(name, count)
     holds = bool(last) and (max(last) < threshold or (threshold == 0 and max(last) <= 0))
-    return (max(last), threshold) if holds else None
+    return Crossed(max(last), threshold, list(history.values[name])[-count]) if holds else None
 
 
-def _entropy(sign: int, factor: float, history: History) -> Crossed:
+def _reward_falls(history: History) -> Crossed | None:
+    """The mean of the newest values is below half of the first value or of the best earlier mean of as many, by more
+    than five standard errors. The noise of a value is estimated from the differences between successive ones."""
+    x, steps = history.series("reward"), list(history.values.get("reward", ()))
+    if len(x) < 4:
+        return None
+    n = 3 if len(x) < 4 * RECENT else 2 * RECENT
+    now, noise = fmean(x[-n:]), median(abs(a - b) for a, b in pairwise(x)) / 0.954
+    means = [(fmean(x[i - n : i]), n, steps[i - 1]) for i in range(n, len(x) - n + 1)]
+    best, count, step = max([(x[0], 1, steps[0]), *means])
+    fall = max(abs(best) / 2, 5 * noise * math.sqrt(1 / count + 1 / n))
+    return Crossed(now, best, step) if best - now > fall else None
+
+
+def _entropy(sign: int, factor: float, history: History) -> Crossed | None:
     """Entropy above (sign 1) or below (sign -1) this multiple of its mean over the first steps."""
     series = history.series("entropy")
     if len(series) < FIRST + RECENT:
         return None
     now, threshold = sum(series[-RECENT:]) / RECENT, factor * sum(series[:FIRST]) / FIRST
-    return (now, threshold) if sign * now > sign * threshold else None
+    return Crossed(now, threshold) if sign * now > sign * threshold else None
 
 
-def _one_token_takes_all(history: History) -> Crossed:
+def _one_token_takes_all(history: History) -> Crossed | None:
     """More than a fifth, and more than three times an equal share: each of four tokens has a quarter anyway."""
     share, tokens = history.last("credit/top1_share"), history.last("credit/tokens")
     threshold = max(0.2, 3 / tokens[0] if tokens and tokens[0] > 0 else 0.2)
-    return (share[0], threshold) if share and share[0] > threshold else None
+    return Crossed(share[0], threshold) if share and share[0] > threshold else None
 
 
-def _pass_falls(history: History) -> Crossed:
+def _pass_falls(history: History) -> Crossed | None:
     """The pass@k with the largest k on an evaluation set, more than ten points below its first value."""
     found = [m for name in history.values if (m := re.fullmatch(r"(eval/(?:.+_)?pass@)(\d{1,6})", name))]
     largest = {m[1]: m[0] for m in sorted(found, key=lambda m: int(m[2])) if int(m[2]) > 1}
-    all_series = [history.series(name) for name in largest.values()]
-    return next(((x[-1], x[0]) for x in all_series if x[-1] < x[0] - 0.1), None)
+    for prefix, name in largest.items():
+        x, one, H = (history.series(n) for n in (name, f"{prefix}1", "entropy"))
+        if x[-1] < x[0] - 0.1:
+            note = ""
+            if one and one[-1] < one[0]:
+                note = f"; pass@1 fell too, from {one[0]:.2f} to {one[-1]:.2f}"
+            elif one and H and fmean(H[-RECENT:]) < 0.8 * fmean(H[:RECENT]):
+                note = ": the model is more certain of fewer ways to answer, with less entropy and no lower pass@1"
+            return Crossed(x[-1], x[0], note=note)
+    return None
 
 
-def _sampler_mismatch(history: History) -> Crossed:
+def _sampler_mismatch(history: History) -> Crossed | None:
     """The KL divergence between sampler and trainer is large, or small but far above its first value, when both had the
     same weights. What is left with the same weights is rounding."""
     series, recent = history.series("sampler/kl"), history.last("sampler/kl", RECENT)
     if recent and median(recent) > (threshold := max(5 * series[0], 0.005)):
-        return median(recent), threshold
+        return Crossed(median(recent), threshold)
     return _above("sampler/kl", 0.05, history)
 
 
-def _clipped(history: History) -> Crossed:
+def _clipped(history: History) -> Crossed | None:
     share = sum(history.last("clip/low") + history.last("clip/high"))
-    return (share, 0.3) if share > 0.3 else None
+    return Crossed(share, 0.3) if share > 0.3 else None
 
 
-def _never_clips(history: History) -> Crossed:
+def _never_clips(history: History) -> Crossed | None:
     """Nothing was clipped for 20 steps, although the policy moved. Bounds on single tokens clip much earlier."""
     clipped, kl = (history.last("clip/low", 20) + history.last("clip/high", 20)), history.last("kl/approx", 20)
     moved = sum(kl) / 20
-    return (moved, 0.001) if len(clipped) == 40 and max(clipped) == 0 and moved > 0.001 else None
+    holds = len(clipped) == 40 and max(clipped) == 0 and moved > 0.001
+    return Crossed(moved, 0.001, list(history.values["clip/low"])[-20]) if holds else None
 
 
-def _not_finite(history: History) -> Crossed:
+def _not_finite(history: History) -> Crossed | None:
     bad = [x for x in history.last("loss") + history.last("grad_norm") if not math.isfinite(x)]
-    return (bad[0], 0.0) if bad else None
+    return Crossed(bad[0], 0.0) if bad else None
 
+
+BOUND_WEIGHTS: Sequence[Advice] = (
+    ("Bound the entropy from below: `algorithm: {}`.", lambda _: {"entropy_clip": (0.01, 5.0)}),
+    ("Weight it less: `algorithm: {}`.", lambda rule: {"alpha2": rule.alpha2 / 2}),
+)
+LEARN_LESS = "Sample more often (lower num_iterations or steps_per_generation) or lower learning_rate."
 
 # fmt: off
 RULES = (
     Rule("never_correct", partial(_stays_below, "accuracy", 0.0, 10),
-         "No answer was correct for 10 steps: the outcome reward was never above the threshold.",
-         "Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
-         "correctness, set threshold or pool='outcome' if the reward is graded, or start with easier problems."),
+         "No answer was correct for {steps} steps: the outcome reward was never above the threshold.",
+         ("Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
+          "correctness, or start with easier problems.",
+          ("If the reward is graded, write `algorithm: {}`.", lambda _: {"pool": "outcome"}),
+          ("If the reward is graded, write `algorithm: {}`.", lambda _: {"dynamic_sampling": False})),
+         by_correctness=True),
     Rule("no_signal", partial(_stays_below, "groups/mixed_share", 0.1, 10),
-         "For 10 steps at most {value:.1%} of the groups had answers with different outcomes to learn from.",
-         "Choose problems that the model solves sometimes, raise num_generations, or enable dynamic_sampling."),
+         "For {steps} steps at most {value:.1%} of the groups had answers with different outcomes to learn from.",
+         ("Choose problems that the model solves sometimes, or raise num_generations.",
+          ("To replace such groups, write `algorithm: {}`.",
+           lambda rule: {"dynamic_sampling": True} if rule.uses_threshold else {}))),
     Rule("wrong_sign", partial(_above, "credit/flipped_share", 0.01),
          "{value:.1%} of the tokens have credit of the wrong sign: rewarded in a wrong answer or penalised in a "
          "correct one.",
-         "Set pool='outcome', which cannot flip a sign. This happens in groups that are nearly all correct or wrong."),
+         (("Write `algorithm: {}`, which cannot flip a sign.", lambda _: {"pool": "outcome"}),
+          "This happens in groups that are nearly all correct or wrong.")),
+    Rule("reward_falls", _reward_falls,
+         "The reward fell from {threshold:.2g} to {value:.2g} since step {since}.",
+         ("Lower learning_rate, and {checkpoint}.",)),
     Rule("truncated", partial(_above, "length/truncated_share", 0.3),
          "{value:.0%} of the answers were truncated at the length limit.",
-         "Raise max_completion_length, or set overlong='soft' so that the model learns to finish."),
+         ("Raise max_completion_length.",
+          ("To reward answers that end, write `algorithm: {}`.",
+           lambda rule: {"overlong": "soft", "overlong_buffer": max(1, rule.max_tokens // 4)}))),
     Rule("entropy_collapse", partial(_entropy, -1, 0.2),
          "The policy's entropy fell to {value:.3g} nats, below a fifth of its mean over the first 20 steps.",
-         "Lower the learning rate, or raise clip_high so that unlikely tokens of correct answers can grow."),
+         ("Lower learning_rate, or raise clip_high so that unlikely tokens of correct answers can grow.",)),
     Rule("entropy_explosion", partial(_entropy, 1, 3.0),
          "The policy's entropy rose to {value:.3g} nats, above three times its mean over the first 20 steps.",
-         "Lower the learning rate or alpha2, and read some answers: they are probably degenerating into noise."),
+         ("Lower learning_rate, and read some answers: they are probably degenerating into noise.", BOUND_WEIGHTS[1])),
     Rule("one_token_takes_all", _one_token_takes_all,
-         "A single token gets {value:.0%} of an answer's credit on average.",
-         "Set entropy_clip to bound the entropy from below, e.g. (0.01, 5), or lower alpha2."),
+         "A single token gets {value:.0%} of an answer's credit on average.", BOUND_WEIGHTS),
     Rule("large_weight", partial(_above, "credit/max_weight", 20.0),
-         "One token has {value:.0f} times the mean credit of its answer.",
-         "Set entropy_clip to bound the entropy from below, e.g. (0.01, 5), or lower alpha2."),
+         "One token has {value:.0f} times the mean credit of its answer.", BOUND_WEIGHTS),
     Rule("off_policy", partial(_above, "ratio/abs_log", 0.1),
          "The trained policy has moved away from the sampling policy: mean |log ratio| is {value:.3g}.",
-         "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
+         (LEARN_LESS,)),
     Rule("sampler_mismatch", _sampler_mismatch,
          "The sampler's probabilities are not the policy's: their KL divergence is {value:.2g} nats per token.",
-         "Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0. If the "
-         "divergence grew from near 0, new weights (or the adapter) do not reach the sampler: restart its server, "
-         "merge the adapter when syncing, or sample without vLLM to compare. If it samples some steps ahead on "
-         "purpose, lower their number or the learning rate."),
+         ("Give the sampler the same model, temperature and precision, and set top_p=1, top_k=0 and min_p=0. If the "
+          "divergence grew from near 0, new weights (or the adapter) do not reach the sampler: restart its server, "
+          "merge the adapter when syncing, or sample without vLLM to compare. If it samples some steps ahead on "
+          "purpose, lower their number or learning_rate.",)),
     Rule("pass_falls", _pass_falls,
-         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}: the model is more certain of fewer ways to answer.",
-         "Lower the learning rate, raise clip_high, or stop earlier; compare pass@1, which may still rise."),
+         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}{note}.",
+         ("Lower learning_rate, raise clip_high, or stop earlier.",)),
     Rule("clipped", _clipped,
-         "{value:.0%} of the tokens were clipped and got no gradient.",
-         "Sample more often (lower num_iterations or steps_per_generation) or lower the learning rate."),
+         "{value:.0%} of the tokens were clipped and got no gradient.", (LEARN_LESS,)),
     Rule("never_clips", _never_clips,
-         "Nothing was clipped for 20 steps, although the policy moves (KL {value:.4f} nats per token): the bounds "
+         "Nothing was clipped for {steps} steps, although the policy moves (KL {value:.4f} nats per token): the bounds "
          "do not limit the update.",
-         "Lower clip_low and clip_high. The mean ratio of a whole answer (grpo_s) needs about 0.01 where a token's "
-         "needs 0.2."),
+         ("Lower clip_low and clip_high: the mean ratio of a whole answer needs about 0.01 where a token's needs 0.2.",
+          ("E.g. `algorithm: {}`.",
+           lambda rule: {x: round(getattr(rule, x) / 20, 6) for x in ("clip_low", "clip_high")}))),
     Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
          "The verifier timed out on {value:.1%} of the answers, which count as wrong.",
-         "Raise its time limit, or look up the verdicts of these answers in the token records."),
+         ("Raise its time limit, or look up the verdicts of these answers in the token records.",)),
     Rule("no_gradient", partial(_stays_below, "grad_norm", 0.0, 5),
-         "The gradient was exactly 0 for 5 steps, so nothing is learned.",
-         "Check groups/mixed_share and length/truncated_share: without mixed groups every advantage is 0."),
+         "The gradient was exactly 0 for {steps} steps, so nothing is learned.",
+         ("Check groups/mixed_share and length/truncated_share: if all answers to a prompt have the same reward, every "
+          "advantage is 0.",)),
     Rule("not_finite", _not_finite,
          "The loss or the gradient is {value}: the weights are or will be corrupted.",
-         "Resume from the last checkpoint with a lower learning rate; use bf16 instead of fp16."),
+         ("Lower learning_rate, use bf16 instead of fp16, and {checkpoint}.",)),
     Rule("skipped", partial(_above, "steps/skipped", 0.0),
          "The step was skipped: a reward, an advantage, a logit, an entropy or the gradient was infinite or NaN.",
-         "Three in a row stop the run. Check the reward function, lower the learning rate, use bf16 instead of fp16."),
+         ("Three in a row stop the run. Check the reward function, lower learning_rate, use bf16 instead of fp16.",)),
     Rule("batch_not_full", partial(_above, "groups/short", 0.0),
          "Dynamic sampling stopped at max_rounds, {value:.0f} of the groups missing; the step trained on the others.",
-         "Raise max_rounds, or choose problems that the model solves sometimes."),
+         ("Choose problems that the model solves sometimes.",
+          ("To sample longer, write `algorithm: {}`.", lambda rule: {"max_rounds": 2 * rule.max_rounds}))),
 )
 # fmt: on
 
 
 class Alarms:
-    def __init__(self) -> None:
-        self._history = History()
-        self._active: set[str] = set()
+    """The alarms of a run. `algorithm`: a `dew.Algorithm`, which remedies fit; `by_correctness`: whether its credit
+    depends on which answers are correct; `checkpoints`: the steps of those that are kept."""
+
+    def __init__(
+        self,
+        algorithm: Any = None,
+        by_correctness: bool = True,
+        checkpoints: Callable[[], Sequence[int]] = lambda: (),
+    ) -> None:
+        self.steps: dict[str, int] = {}
+        """At how many steps the condition of each rule held."""
+        self._history, self._counted = History(), dict[str, int]()
+        self._algorithm, self._checkpoints = algorithm, checkpoints
+        self._rules = [rule for rule in RULES if by_correctness or not rule.by_correctness]
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The alarms that start with these metrics. A step may come in parts."""
+        """The alarms that fire with these metrics. A step may come in parts."""
         self._history.add(step, metrics)
-        started = []
-        for rule in RULES:
+        fired = []
+        for rule in self._rules:
             crossed = rule.condition(self._history)
-            if crossed is None:
-                self._active.discard(rule.name)
-            elif rule.name not in self._active:
-                self._active.add(rule.name)
-                value, threshold = crossed
-                message = rule.message.format(value=value, threshold=threshold)
-                alarm = {"step": step, "alarm": rule.name, "message": message, "remedy": rule.remedy}
-                started.append({**alarm, "value": value, "threshold": threshold})
-        return started
+            if crossed is None or self._counted.get(rule.name) == step:
+                continue
+            self._counted[rule.name] = step
+            self.steps[rule.name] = self.steps.get(rule.name, 0) + 1
+            if self.steps[rule.name] == 1:
+                message = rule.message.format(**crossed._asdict(), steps=step - crossed.since + 1)
+                alarm = {"step": step, "alarm": rule.name, "message": message, "remedy": self._remedy(rule, crossed)}
+                fired.append({**alarm, "value": crossed.value, "threshold": crossed.threshold})
+        return fired
+
+    def _remedy(self, rule: Rule, crossed: Crossed) -> str:
+        kept = [step for step in self._checkpoints() if step <= (crossed.since or step)]
+        back = f"go back to checkpoint-{max(kept)}" if kept else "start again: no earlier checkpoint is kept"
+        texts = (x.replace("{checkpoint}", back) if isinstance(x, str) else self._setting(*x) for x in rule.remedy)
+        return " ".join(filter(None, texts))
+
+    def _setting(self, sentence: str, settings: Callable[[Any], Mapping[str, Any]]) -> str:
+        """The sentence for this algorithm; '' where it has no such setting, has it already, or cannot take it."""
+        try:
+            wanted = settings(self._algorithm)
+            new = next(getattr(self._algorithm, name) != value for name, value in wanted.items())
+            replace(self._algorithm, **wanted)
+        except (AttributeError, StopIteration, TypeError, ValueError):
+            return ""
+        return sentence.format(self._algorithm.text(**wanted)) if new else ""
 
     def restore(self, steps: list[dict[str, Any]], until: int) -> None:
         """Process metrics that were already written, so that a resumed run does not repeat their alarms."""

@@ -36,6 +36,7 @@ rollout.load_format=safetensors
 ALLOWED = frozenset(NAMES.split())
 """Names, or name=value where only that value is allowed; with dots, verl's keys without `actor_rollout_ref.`."""
 WORD, PATH = re.compile(r"[\w-]{1,200}", re.ASCII), re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)
+ALGORITHM = re.compile(r"[\w-]{1,100}(\([\w=,. -]{0,200}\))?", re.ASCII)
 PATHS = ("model_name_or_path", "dataset_name", "task", "output_dir")  # hub names, or below the current folder
 LARGEST = 2**32  # a seed may be as large
 
@@ -58,6 +59,8 @@ def _allowed(key: str, value: Any) -> bool:
         return False
     if key in PATHS and isinstance(value, str):
         return PATH.fullmatch(value) is not None and Path(value).resolve().is_relative_to(Path.cwd())
+    if key == "algorithm" and isinstance(value, str):
+        return ALGORITHM.fullmatch(value) is not None
     off = "." not in key and (value is None or value is False)
     return off or f"{name}={value}" in ALLOWED or (name in ALLOWED and _is_plain(value))
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.base import Row, Task, overlap
 from dew.tasks.datasets import PRESETS, custom, named
-from dew.tasks.files import SUFFIXES, has_prompts
+from dew.tasks.files import SUFFIXES, first_columns
 from dew.tasks.games import TINY, Chain, Countdown, model_folder
 
 __all__ = ["TINY", "Chain", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
@@ -28,7 +28,7 @@ def task(name: str, **settings: Any) -> Task:
         return _build(named, name, settings, name=name)
     if name.endswith(SUFFIXES) or "/" in name or Path(name).exists():
         changed = {"problem", "template", "without", "keep"} & settings.keys()
-        if not changed and has_prompts(name, settings.get("train") or "train"):
+        if not changed and {"prompt", "problem"} & first_columns(name, settings.get("train") or "train") == {"prompt"}:
             settings = {"prompt": "prompt", **settings}
         return _build(custom, name, settings, path=name)
     raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))

@@ -46,7 +46,7 @@ def read_rows(
             bad.append(f"{where}: {error}")
     kept = []
     for same in seen.values():
-        if len(answers := sorted({str(row["answer"]) for _, row in same})) == 1:
+        if len(answers := sorted({str(row.get("answer")) for _, row in same})) == 1:
             kept.append(same[0][1])
         else:
             bad += [f"{where}: conflicting answers to one problem, {' and '.join(answers)}" for where, _ in same]
@@ -68,9 +68,11 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
         raise ValueError(f"a {type(raw).__name__}, not an object with columns")
     row = read(raw)
     if column == "problem":
-        row |= {name: "" if row.get(name) is None else str(row[name]).strip() for name in ("problem", "answer")}
+        row |= {
+            name: "" if row[name] is None else str(row[name]).strip() for name in ("problem", "answer") if name in row
+        }
     for name in (column, "answer"):
-        if row[name] in (None, []) or (isinstance(row[name], str) and not row[name].strip()):
+        if name in row and (row[name] in (None, []) or not str(row[name]).strip()):
             raise ValueError(f"no {name}")
     prompt = row[column]
     if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(isinstance(m, dict) for m in prompt)):
@@ -92,13 +94,15 @@ def columns(
 ) -> Read:
     """Read the named columns; a dot selects inside a column: `reward_model.ground_truth`. `keep` names further ones.
 
-    With `prompt`, that column is used as it is (text or chat messages) and all others are kept.
+    With `prompt`, that column is used as it is (text or chat messages) and all others are kept. With `answer=""` there
+    are no gold answers.
     """
+    gold = {"answer": answer} if answer else {}
 
     def read(raw: Row) -> Row:
         if prompt:
-            return {**raw, "prompt": _cell(raw, prompt), "answer": _cell(raw, answer)}
-        named = {"problem": problem, "answer": answer} | {name: name for name in keep}
+            return {**raw, "prompt": _cell(raw, prompt), **{ours: _cell(raw, theirs) for ours, theirs in gold.items()}}
+        named = {"problem": problem, **gold} | {name: name for name in keep}
         return {ours: last_message(_cell(raw, theirs)) for ours, theirs in named.items()}
 
     return read
@@ -129,16 +133,15 @@ def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> Ra
         raise ConfigError(what)
 
 
-def has_prompts(source: str, split: str = "train") -> bool:
-    """Whether the rows of a local file or folder have a column `prompt` and none named `problem`."""
+def first_columns(source: str, split: str = "train") -> set[str]:
+    """The columns of the first row of a local file or folder."""
     path = Path(source).expanduser()
     if path.is_dir() and not split_files(path, split):
         split = "test"
     try:
-        first = next((row for _, row in raw_rows(path, split=split) if isinstance(row, dict)), {})
+        return set(next((row for _, row in raw_rows(path, split=split) if isinstance(row, dict)), {}))
     except ConfigError:  # no such file, or damaged: reported when the rows are read
-        return False
-    return "prompt" in first and "problem" not in first
+        return set()
 
 
 def split_files(folder: Path, split: str) -> list[Path]:

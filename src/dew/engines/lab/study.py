@@ -208,7 +208,7 @@ def _write(folder: Path, task: str, facts: Json, stack: Stack, i: int) -> None:
     """Write a run of a finished stack into its folder."""
     replica = stack.replicas[i]
     cell, rule = _cell(task, replica), replica.arm.algorithm
-    facts = facts | {"algorithm": {"name": rule.name, "settings": asdict(rule)}}
+    facts = facts | {"algorithm": {"name": rule.name, "settings": asdict(rule)}, "uses_threshold": rule.uses_threshold}
     if hasattr(stack.policies, "save"):
         stack.policies.save(i, folder / cell.home / ADAPTER)
     solved = [counts[i].tolist() for counts in stack.solved]

@@ -4,14 +4,23 @@ import logging
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
 from typing import Any, ClassVar, get_args
 
+from transformers.integrations import integration_utils
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from dew import list_algorithms
-from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, algorithms_for, get_algorithm
-from dew.errors import ConfigError, Problem
+from dew.algorithms import (
+    DEFAULT_ALGORITHM,
+    ENGINE_ALGORITHM,
+    Algorithm,
+    algorithms_for,
+    get_algorithm,
+    split_algorithm,
+)
+from dew.errors import ConfigError, Problem, unknown
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
 
@@ -45,9 +54,13 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     """
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
+    unnamed: ClassVar = False
+    """Whether the algorithm is the default because nothing names or chooses one."""
 
     algorithm: str | None = _setting(
-        None, f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM})."
+        None,
+        f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}). "
+        "Its settings may follow: NAME(setting=value,...).",
     )
     algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
@@ -136,17 +149,19 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0.")
 
     def _read_algorithm(self) -> list[Problem]:
-        """The name and a mapping of settings, where they were given as JSON or (in Python) as an algorithm object."""
-        problems: list[Problem] = []
+        """The name and a mapping of settings, where they were given as JSON, `gtpo(alpha2=0.5)` or an object."""
         try:
-            self.algorithm_kwargs = algorithm_settings(self.algorithm_kwargs) or None
+            given, self.algorithm_kwargs = algorithm_settings(self.algorithm_kwargs), None
+            if isinstance(self.algorithm, Algorithm):
+                default: Any = type(self.algorithm)()
+                changed = {k: v for k, v in asdict(self.algorithm).items() if v != getattr(default, k)}
+                self.algorithm, given = self.algorithm.name, {**changed, **given}
+            elif self.algorithm is not None:
+                self.algorithm, given = split_algorithm(self.algorithm, given)
         except ConfigError as error:
-            self.algorithm_kwargs, problems = None, error.problems
-        if isinstance(self.algorithm, Algorithm):
-            default: Any = type(self.algorithm)()
-            changed = {k: v for k, v in asdict(self.algorithm).items() if v != getattr(default, k)}
-            self.algorithm, self.algorithm_kwargs = self.algorithm.name, {**changed, **(self.algorithm_kwargs or {})}
-        return problems
+            return error.problems
+        self.algorithm_kwargs = given or None
+        return []
 
     def _adopt_trl_settings(self) -> list[Problem]:
         """TRL's clipping and KL become algorithm_kwargs; if no algorithm is named, its other settings choose one."""
@@ -154,6 +169,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
             self.algorithm = self._choose_algorithm()
+            self.unnamed = self.algorithm == DEFAULT_ALGORITHM  # type: ignore[misc]
         kwargs = algorithm_settings(self.algorithm_kwargs)
         given = {ours: getattr(self, theirs) for theirs, ours in ALGORITHM_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
@@ -209,6 +225,25 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             "guide with kl_coef: the KL term is not defined on another policy's answers.": algorithm.kl_coef,
         }
         return [Problem(what) for what, wrong in found.items() if wrong]
+
+
+def not_installed(config: DewConfig) -> list[Problem]:
+    """Trackers and samplers that the config asks for and that are not there."""
+    problems, trackers = [], config.report_to if isinstance(config.report_to, list) else [config.report_to]
+    for name in (str(tracker) for tracker in trackers if isinstance(tracker, str) and tracker not in ("all", "none")):
+        available = getattr(integration_utils, f"is_{name}_available", None)
+        if name not in integration_utils.INTEGRATION_TO_CALLBACK:
+            known = [*integration_utils.INTEGRATION_TO_CALLBACK, "none"]
+            problems.append(unknown(f"report_to: {name!r} is not known.", name, known))
+        elif available is not None and not available():
+            also = "The run's folder has all metrics either way."
+            problems.append(
+                Problem(f"report_to: {name} is not installed.", also, f"pip install {name}, or report_to: none.")
+            )
+    if config.use_vllm and find_spec("vllm") is None:
+        remedy = "Install it (docs/trl.md), or remove use_vllm: then dew or transformers samples."
+        problems.append(Problem("use_vllm: vLLM is not installed.", remedy=remedy))
+    return problems
 
 
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}

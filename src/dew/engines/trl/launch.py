@@ -5,6 +5,7 @@ import logging
 import os
 import shutil
 import signal
+import traceback
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import Field, dataclass, fields, replace
@@ -18,7 +19,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset, DatasetInfo, disable_progress_bars, load_dataset
 from safetensors import SafetensorError
 from torch.nn import Module
-from transformers import PrinterCallback, TrainerCallback
+from transformers import AutoConfig, PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser, get_dataset, get_peft_config, get_quantization_config
 from trl import rewards as trl_rewards
@@ -149,8 +150,14 @@ def rewards_of(parsed: Parsed) -> list[Any]:
         parsed.args.outcome_reward = verifier.name
     functions: list[Any] = [verifier] if verifier is not None else []
     functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
-    if parsed.script.reward_model_name_or_path:
-        functions.append(parsed.script.reward_model_name_or_path)
+    if name := parsed.script.reward_model_name_or_path:
+        functions.append(find_model(name, "reward_model_name_or_path"))
+        try:
+            AutoConfig.from_pretrained(functions[-1], trust_remote_code=False)
+        except OSError as error:  # a ValueError asks for code of the model's own, which TRL may be allowed to run
+            raise ConfigError(not_loaded("reward_model_name_or_path", name, error)) from None
+        except ValueError:
+            pass
     if not functions:
         raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
@@ -184,6 +191,10 @@ def build_trainer(parsed: Parsed) -> Any:
     except (OSError, SafetensorError, JSONDecodeError) as error:
         if getattr(error, "errno", None) is not None:  # of the file system, not of transformers
             raise
+        if any(frame.name == "init_hf_repo" for frame in traceback.extract_tb(error.__traceback__)):
+            reason = str(error).strip().splitlines()[0].rstrip(".")
+            remedy = "Check the network and `hf auth login`, or set push_to_hub: false."
+            raise ConfigError(Problem(f"push_to_hub: the hub cannot be reached ({reason}).", remedy=remedy)) from None
         raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
 
 

@@ -1,7 +1,9 @@
 """The metrics of a step, named as in docs/metrics.md, infinities and NaNs, and what a run leaves in its folder."""
 
+import logging
 import math
 import re
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import TrainerCallback
+from tqdm.auto import tqdm  # type: ignore[import-untyped]
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from dew.compare.statistics import pass_at_k
 from dew.engines.credit import Credit
@@ -237,6 +240,55 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         }
         if others:
             self.write(step, others)
+
+
+# ── the console ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ConsoleLines(logging.Handler):
+    """dew's messages on lines of their own, also beside a progress bar."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tqdm.write(f"dew: {self.format(record)}", file=sys.stderr)
+
+
+def show_logs() -> None:
+    """Show dew's messages where the program has set up no logging, as TRL shows its own."""
+    logger = logging.getLogger("dew")
+    if not logger.hasHandlers():
+        logger.addHandler(ConsoleLines())
+        logger.setLevel(logging.INFO)
+
+
+ON_A_LINE = (
+    "loss", "grad_norm", "learning_rate", "reward", "accuracy", "entropy", "groups/mixed_share", "length/mean",
+    "length/truncated_share", "ratio/abs_log", "sampler/kl", "tokens_per_second", "step_time", "runtime", "epoch",
+)  # fmt: skip
+"""The at most 15 metrics of a printed line; trackers and metrics.jsonl have all of them."""
+
+
+def log_line(logs: Mapping[str, Any]) -> dict[str, Any]:
+    chosen = [x for x in logs if re.sub("^(eval|train)_(.*_)?", "", x) in ON_A_LINE or "pass@" in x]
+    return dict(logs) if len(logs) <= len(ON_A_LINE) else {x: logs[x] for x in chosen[: len(ON_A_LINE)]}
+
+
+class ShortLines:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        super().on_log(args, state, control, logs=log_line(logs or {}), **others)  # type: ignore[misc]
+
+
+class ShortProgress(ShortLines, ProgressCallback):  # type: ignore[misc]
+    pass
+
+
+class ShortPrinter(ShortLines, PrinterCallback):  # type: ignore[misc]
+    pass
+
+
+def shorten_log_lines(trainer: Any) -> None:
+    for kind, short in ((ProgressCallback, ShortProgress), (PrinterCallback, ShortPrinter)):
+        if trainer.pop_callback(kind) is not None:
+            trainer.add_callback(short)
 
 
 def _now() -> float:

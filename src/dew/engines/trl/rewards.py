@@ -79,10 +79,17 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
 
 def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
     """Raise an error unless the data has the columns that the rewards need, and it is clear which of them decides."""
-    columns = getattr(data, "column_names", None)
+    columns, weights, names = (
+        getattr(data, "column_names", None),
+        args.reward_weights,
+        [reward_name(r) for r in rewards],
+    )
+    if weights is not None and len(weights) != len(names):
+        what = f"reward_weights={list(weights)}: {len(weights)} for {len(names)} rewards, {', '.join(names) or 'none'}."
+        raise ConfigError(Problem(what, remedy="Give one weight per reward, in this order."))
     if isinstance(columns, list) and (missing := missing_columns(columns, rewards)):
         raise ConfigError(missing)
-    outcome_index([reward_name(reward) for reward in rewards], args)
+    outcome_index(names, args)
 
 
 def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:

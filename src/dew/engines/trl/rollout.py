@@ -32,10 +32,6 @@ class PromptStream:
     """Indices of the training prompts, reshuffled for each pass. Its position is all that a checkpoint needs."""
 
     def __init__(self, dataset: Any, seed: int, shuffle: bool) -> None:
-        images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
-        if images or not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            what = "dynamic sampling needs a data set that is not streamed and has no images: it draws further prompts."
-            raise ConfigError(Problem(what, remedy="Write algorithm_kwargs={'dynamic_sampling': False}."))
         self.position = 0
         self._size, self._seed, self._shuffle = len(dataset), seed, shuffle
         self._epoch, self._order = -1, list[int]()
@@ -51,6 +47,23 @@ class PromptStream:
             shuffled = torch.randperm(self._size, generator=generator).tolist()
             self._epoch, self._order = epoch, shuffled if self._shuffle else list(range(self._size))
         return self._order
+
+
+def prompt_stream(trainer: Any) -> PromptStream | None:
+    """The further prompts of dynamic sampling."""
+    algorithm, data = trainer.algorithm, trainer.train_dataset
+    if not algorithm.dynamic_sampling:
+        return None
+    if not can_redraw(data):
+        what = "dynamic sampling draws further prompts: it needs data that are not streamed and have no images."
+        raise ConfigError(Problem(what, remedy=f"Write `algorithm: {algorithm.text(dynamic_sampling=False)}`."))
+    return PromptStream(data, trainer.args.seed, bool(trainer.shuffle_dataset))
+
+
+def can_redraw(dataset: Any) -> bool:
+    """Whether further prompts can be drawn from these data."""
+    images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
+    return not images and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
 
 def fill_batch(
@@ -167,7 +180,7 @@ LARGEST_GAP = 0.1
 class CapturedSampling:
     """Samples with `dew.decoding`, from a copy in the sampling precision.
 
-    Starts at the first call, once the model is on its device. Where it cannot be used, the log says why.
+    Starts at the first call, once the model is on its device. Where it cannot be used, `refused` says why.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -202,7 +215,7 @@ class CapturedSampling:
         if len(capture.sampled) != 1 or capture.sampled[0][0] != capture.completion_ids:  # vLLM, tools, a guide, ...
             if self._exact is None:
                 self._exact = False
-                logger.info("Sampling does not give the entropy of every token, so a scoring pass computes it.")
+                logger.debug("Sampling does not give the entropy of every token, so a scoring pass computes it.")
             return None
         live = inputs["completion_mask"].bool()
         logp, entropy = (torch.where(live, x[:, : live.shape[1]].to(live.device), 0) for x in capture.sampled[0][1:])
@@ -223,6 +236,11 @@ class CapturedSampling:
             logger.log(level, text, gap, mean, then)
         return (logp, entropy) if self._exact else None
 
+    def refused(self) -> str | None:
+        """Why `generate` or vLLM samples instead."""
+        policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
+        return why_not_captured(self._trainer) or refusal(policy)
+
     def current_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
@@ -233,8 +251,7 @@ class CapturedSampling:
 
     def _start(self, policy: Any) -> None:
         trainer, args = self._trainer, self._trainer.args
-        if reason := why_not_captured(trainer) or refusal(policy):
-            logger.info("Captured sampling is off: %s.", reason)
+        if self.refused() is not None:
             return
         self._copy = SamplingCopy(policy, torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None)
         draw = Draw(
@@ -245,7 +262,6 @@ class CapturedSampling:
         )
         pad = trainer._tokenizer.pad_token_id
         self._decoder = Decoder(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
-        logger.info("Sampling with CUDA graphs in %s.", next(self._copy.model.parameters()).dtype)
 
 
 def why_not_captured(trainer: Any) -> str | None:

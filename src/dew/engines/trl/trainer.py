@@ -21,12 +21,22 @@ from dew.engines.credit import Credit, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
-from dew.engines.trl.config import DewConfig
+from dew.engines.trl.config import DewConfig, not_installed
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
-from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
+from dew.engines.trl.rollout import (
+    CapturedSampling,
+    PromptStream,
+    can_redraw,
+    dropout_off,
+    fill_batch,
+    prompt_stream,
+    without_empty,
+)
 from dew.errors import ConfigError, Problem
+from dew.run.config import find_model
+from dew.run.settings import algorithm_settings
 
 logger = logging.getLogger("dew")
 
@@ -58,15 +68,20 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         **settings: Any,
     ) -> None:
         check_not_unsloth()
+        metrics.show_logs()
+        if isinstance(model, str):
+            model = find_model(model, "model")
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
-        if guide is not None and (problems := args.guide_problems()):
+        if problems := [*not_installed(args), *(args.guide_problems() if guide is not None else [])]:
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
+        if args.unnamed and train_dataset is not None and not can_redraw(train_dataset):
+            args.algorithm_kwargs = {**algorithm_settings(args.algorithm_kwargs), "dynamic_sampling": False}
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
             check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
@@ -88,9 +103,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = CapturedSampling(self)
         self._head = Head(self)
-        self._stream: PromptStream | None = None
-        if self.algorithm.dynamic_sampling:
-            self._stream = PromptStream(self.train_dataset, args.seed, bool(self.shuffle_dataset))
+        self._stream = prompt_stream(self)
         guided = guide is not None or args.guide is not None
         self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
         self._waiting: list[dict[str, Any]] = []
@@ -99,6 +112,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._step_loss = 0.0
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
+        metrics.shorten_log_lines(self)
         for problem in (args.misaligned(), args.filtered_sampling()):
             if problem is not None and self.accelerator.is_main_process:
                 logger.warning("%s", problem)
@@ -134,7 +148,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if checkpoint is None:
             checkpoints.claim_folder(self.args, self.accelerator)
         self._recorder.start(self)
-        logger.info("%s", self.args.batches)
+        self._say_how()
         try:
             if checkpoint is True:
                 checkpoint = self.last_good_checkpoint()
@@ -156,7 +170,22 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 raise full from error
             raise
         self._recorder.end("done")
+        if self.accelerator.is_main_process:
+            held = ", ".join(f"{name} at {n} steps" for name, n in self._recorder.alarms.steps.items())
+            alarms = f" Alarms: {held}." if held else ""
+            logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
         return result
+
+    def _say_how(self) -> None:
+        """One line: algorithm, batches, and what samples; at warning level if that is unexpectedly `generate`."""
+        reason, args = self._captured_sampling.refused(), self.args
+        sampler = "vLLM" if self.use_vllm else "CUDA graphs" if reason is None else f"generate ({reason})"
+        unexpected = reason is not None and args.captured_sampling and torch.cuda.is_available() and not self.use_vllm
+        if self.accelerator.is_main_process:
+            text = "training with %s: %s; sampling with %s."
+            logger.log(
+                logging.WARNING if unexpected else logging.INFO, text, self.algorithm.label, args.batches, sampler
+            )
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
@@ -192,7 +221,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         seconds = self._recorder.seconds["generation"]
         self._put(metrics.generation_metrics(batch, credit, size, names, threshold, seconds))
         if self.model.training:
-            self._recorder.check_rewards(self.state.global_step + 1, self.algorithm, batch.answers["outcome"])
+            step, chosen = self.state.global_step + 1, "threshold" in (self.args.algorithm_kwargs or {})
+            outcomes = batch.answers["outcome"]
+            self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen)
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
             self._nonfinite.start(metrics.not_finite(parts, finite, advantages, names))

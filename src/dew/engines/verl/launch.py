@@ -16,7 +16,7 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm_classes, get_algorithm
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, algorithm_classes, get_algorithm, split_algorithm
 from dew.engines.verl.config import (
     DEW_LOSS,
     EXTERNAL,
@@ -165,12 +165,14 @@ class Translation:
         return int(self.get(name, default, Setting(least=1)))
 
     def algorithm(self) -> Algorithm | None:
-        name = self.given.get("algorithm") or DEFAULT_ALGORITHM
         found = {ours: x for theirs, ours in ALGORITHM_NAMES.items() if (x := self.given.get(theirs)) is not None}
         if "clip_low" in found:
             found.setdefault("clip_high", found["clip_low"])  # as in TRL
         try:
-            settings = {"max_tokens": self.max_tokens, **found, **self.run.algorithm_settings}
+            text = str(self.given.get("algorithm") or DEFAULT_ALGORITHM)
+            name, settings = split_algorithm(text, self.run.algorithm_settings)
+            self.threshold_given = "threshold" in settings
+            settings = {"max_tokens": self.max_tokens, **found, **settings}
             if name not in algorithm_classes():
                 import_modules(self.own.get(f"{MODEL}.external_lib"))
                 import_modules(environ.get(EXTERNAL, "").split(","))
@@ -287,6 +289,7 @@ class Translation:
         if algorithm.kl_coef > 0:
             found |= {f"{ACTOR}.kl_loss_coef": algorithm.kl_coef, f"{ACTOR}.kl_loss_type": "low_var_kl"}
         changed = {f.name: x for f in fields(algorithm) if (x := getattr(algorithm, f.name)) != f.default}
+        changed |= {"threshold": algorithm.threshold} if self.threshold_given and not stock else {}
         self.unused += [f"algorithm_kwargs.{name}" for name in ("max_rounds", "oversample") if name in changed]
         other = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
         return found | (self.stock(algorithm, other) if stock else {f"+algorithm.dew.{k}": v for k, v in other.items()})

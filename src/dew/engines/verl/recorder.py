@@ -23,6 +23,9 @@ SUMS = ("groups/kept", "groups/mixed", "tokens")
 
 
 class Recorder(RunLog):
+    chosen = False
+    """Whether the config sets the threshold."""
+
     def __init__(self, settings: RunSettings, algorithm: Algorithm, limit: int) -> None:
         super().__init__(settings.folder)
         self.settings, self.algorithm, self.limit = settings, algorithm, limit
@@ -33,12 +36,13 @@ class Recorder(RunLog):
         gpus = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
         model, data = str(read(config, "actor_rollout_ref.model.path")), str(read(config, "data.train_files"))
         facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps}
+        self.chosen = read(config, "algorithm.dew.threshold") is not None
         self.begin(self.algorithm, ["verl", "ray"], gpus, **facts)
 
     def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
-        self.check_rewards(step, self.algorithm, batch.rows.outcome)
+        self.check_rewards(step, self.algorithm, batch.rows.outcome, batch.credit.advantages, self.chosen)
         self._batches.append((int(batch.credit.scored.sum()), numbers))  # without padding rows
         return numbers
 

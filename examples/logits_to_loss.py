@@ -1,0 +1,43 @@
+"""From a model's logits to the loss of GTPO with `dew.credit` and `dew.losses` alone, for a trainer of your own.
+
+python examples/logits_to_loss.py
+"""
+
+import torch
+
+from dew.credit import gtpo_advantages, gtpo_rewards, has_signal
+from dew.losses import policy_loss
+
+P, G, T, V = 4, 8, 32, 1000  # problems, answers to each, tokens, vocabulary
+torch.manual_seed(0)
+head = torch.nn.Linear(64, V)  # stands for the language model
+hidden = torch.randn(P * G, T, 64)
+mask = (torch.arange(T) < torch.randint(8, T + 1, (P * G, 1))).long()  # rows of a batch: 1 on tokens of the answer
+
+
+def score(temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """(P·G, T) log-probability of each sampled token, and entropy, at the sampling temperature."""
+    logp = (head(hidden) / temperature).log_softmax(-1)
+    return logp.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(logp.exp() * logp).sum(-1)
+
+
+# 1. Sample, and keep what the sampling policy says about its own tokens.
+with torch.no_grad():
+    tokens = torch.distributions.Categorical(logits=head(hidden)).sample()
+    old_logp, entropy = score()
+correct = torch.rand(P * G) < 0.4  # your verifier's verdicts
+
+# 2. Credit, once, on whole groups: the answers to one prompt are one group, so the rows get an axis of groups.
+groups = [x.view(P, G, *x.shape[1:]) for x in (correct, entropy, mask)]
+rewards = gtpo_rewards(*groups)
+advantages = gtpo_advantages(rewards, groups[2]) * has_signal(groups[0])[:, None, None]
+advantages = advantages.view(P * G, T)
+
+# 3. Update on micro-batches of rows, which may mix groups; `count` makes their losses sum to that of the batch.
+optimizer = torch.optim.AdamW(head.parameters(), lr=1e-3)
+for rows in torch.randperm(P * G).split(8):
+    logp, _ = score()
+    loss, stats = policy_loss(logp[rows], old_logp[rows], advantages[rows], mask[rows], count=float(mask.sum()))
+    loss.backward()
+optimizer.step()
+print(f"loss of the last micro-batch {loss.item():+.4f}, ratio {stats['ratio/mean']:.3f}")
