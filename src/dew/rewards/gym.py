@@ -56,8 +56,7 @@ def gym_verifier(name: str) -> Verifier:
         if not answer or len(answer) > MAX_LENGTH:
             return Verdict("unparsable", value=0.0)
         value = (score or _theirs(dataset))(answer, facts)
-        status = "correct" if value >= 1 else "wrong"
-        return Verdict(status, answer, float(value) if facts["graded"] else None)
+        return Verdict("correct" if value >= 1 else "wrong", answer, float(value) if facts["graded"] else None)
 
     return Verifier(name, ("entry",), check)
 
