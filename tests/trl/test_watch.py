@@ -1,5 +1,7 @@
 """dew.watch: a plain GRPOTrainer trains exactly as before, and its folder has what dew's tools read."""
 
+import sys
+
 import pytest
 import torch
 from trl import GRPOConfig, GRPOTrainer
@@ -107,6 +109,30 @@ def test_a_resumed_run_continues_its_log(tmp_path):
     dew.watch(plain(tmp_path, max_steps=2, **saves)).train()
     dew.watch(plain(tmp_path, max_steps=4, **saves)).train(resume_from_checkpoint=True)
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4]
+
+
+def test_a_trainer_with_its_own_loss_as_in_unsloth(tmp_path, monkeypatch):
+    class OwnLoss(GRPOTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            return (model(input_ids=ids).logits.mean((1, 2)) * inputs["advantages"]).sum()
+
+        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+            raise AssertionError("its scores have another layout")
+
+    def train(folder):
+        trainer = plain(folder)
+        trainer.__class__ = OwnLoss
+        return trainer
+
+    monkeypatch.setitem(sys.modules, "unsloth", object())
+    alone, watched = train(tmp_path / "alone"), dew.watch(train(tmp_path / "watched"), records_every=1)
+    alone.train()
+    watched.train()
+    assert torch.equal(tiny.weights(alone.model), tiny.weights(watched.model))
+    run = RunFolder(tmp_path / "watched")
+    assert all(line["accuracy"] >= 0 and line["grad_norm"] > 0 for line in run.metrics())
+    assert not any(answer.entropy for group in run.records() for answer in group.answers)
 
 
 def test_mistakes_are_named(tmp_path):

@@ -4,6 +4,7 @@ The trainer's object gets a class between itself and its own, whose methods call
 """
 
 import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,7 +85,7 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("scoring"):
             inputs: dict[str, Any] = super()._generate_and_score_completions(rows)
         with self._recorder.phase("records"):
-            old, step = self._old_policy(inputs) if self._record_due else Scores(), self.state.global_step + 1
+            old, step = self._old_policy(inputs), self.state.global_step + 1
             batch = make_batch(self, inputs, capture, old, rows if self._record_due else None)
             advantages = gather_rows(self.accelerator, inputs["advantages"])[:, None]
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
@@ -116,6 +117,8 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
 
     def _old_policy(self, inputs: dict[str, Any]) -> Scores:
         """Log-probabilities and entropies of the policy that sampled, without dropout and so without random numbers."""
+        if not self._record_due or "unsloth" in sys.modules:  # its scores are shifted by the padding of the prompts
+            return Scores()
         with torch.no_grad(), dropout_off(self.model):
             rows = self.args.per_device_train_batch_size
             logp, entropy, _ = self._forward(self.model, inputs, batch_size=rows)
