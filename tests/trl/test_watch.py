@@ -120,16 +120,15 @@ def test_a_trainer_with_its_own_loss_as_in_unsloth(tmp_path, monkeypatch):
         def _get_per_token_logps_and_entropies(self, *args, **kwargs):
             raise AssertionError("its scores have another layout")
 
-    def train(folder):
+    def train(folder, watch):
         trainer = plain(folder)
         trainer.__class__ = OwnLoss
-        return trainer
+        watch(trainer).train()
+        return tiny.weights(trainer.model)
 
     monkeypatch.setitem(sys.modules, "unsloth", object())
-    alone, watched = train(tmp_path / "alone"), dew.watch(train(tmp_path / "watched"), records_every=1)
-    alone.train()
-    watched.train()
-    assert torch.equal(tiny.weights(alone.model), tiny.weights(watched.model))
+    alone = train(tmp_path / "alone", lambda trainer: trainer)
+    assert torch.equal(alone, train(tmp_path / "watched", lambda trainer: dew.watch(trainer, records_every=1)))
     run = RunFolder(tmp_path / "watched")
     assert all(line["accuracy"] >= 0 and line["grad_norm"] > 0 for line in run.metrics())
     assert not any(answer.entropy for group in run.records() for answer in group.answers)
