@@ -12,7 +12,7 @@ dew.engines.trl.DewTrainer                                 TRL's GRPOTrainer wit
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from dew.algorithms import *
