@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-EXTRAS := trl,math,kernels,dev
+EXTRAS := trl,math,gym,kernels,dev
 
 # Two torch threads on a loaded two-core machine are up to 17 times slower than one.
 export OMP_NUM_THREADS ?= 1
