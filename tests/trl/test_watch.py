@@ -51,6 +51,23 @@ def test_weights_and_logs_are_those_of_the_trainer_alone(tmp_path, settings):
     assert same == logs
 
 
+def test_two_processes(tmp_path):
+    """A group spans both: the metrics are those of all answers, and the weights those of the trainer alone."""
+
+    def train(rank):
+        alone = plain(tmp_path / "alone", per_device_train_batch_size=2)
+        alone.train()
+        trainer = dew.watch(plain(tmp_path / "watched", per_device_train_batch_size=2), records_every=1)
+        trainer.train()
+        assert torch.equal(tiny.weights(alone.model), tiny.weights(trainer.model))
+
+    assert tiny.in_children(train, 2) == [0, 0]
+    run = RunFolder(tmp_path / "watched")
+    for line, group in zip(run.metrics(), run.records(), strict=True):
+        assert len(group.answers) == 4
+        assert line["accuracy"] == sum(answer.correct for answer in group.answers) / 4
+
+
 def test_the_folder_has_metrics_records_and_a_report(tmp_path):
     trainer = plain(tmp_path, [long, tiny.outcome])
     assert dew.watch(trainer, outcome_reward="outcome", records_every=1) is trainer
