@@ -2,14 +2,14 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-EXTRAS := trl,math,kernels,dev
+EXTRAS := trl,math,gym,kernels,dev
 
 # Two torch threads on a loaded two-core machine are up to 17 times slower than one.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 
-.PHONY: quickstart install test lint types layers unit slow test-vllm test-verl docs mutants clean
+.PHONY: quickstart install test lint types layers unit slow test-vllm test-verl test-swift docs mutants clean
 
 # Resumes a demo that was stopped; remove runs/demo to start again.
 quickstart: install
@@ -42,7 +42,7 @@ unit: install
 slow: install
 	$(BIN)/pytest -m slow
 
-# vLLM and verl pin other versions of transformers (verl also of antlr), so each has its own environment. Their locks list
+# vLLM, verl and ms-swift pin other versions of transformers and TRL, so each has its own environment. Their locks list
 # every package. verl needs Python below 3.13.
 $(VENV)-%/.installed: pyproject.toml locks/%.txt
 	$(PYTHON) -m venv $(VENV)-$*
@@ -58,6 +58,9 @@ test-vllm: $(VENV)-vllm/.installed
 test-verl: $(VENV)-verl/.installed
 	$(VENV)-verl/bin/pytest tests/verl tests/preflight/test_verl.py
 	$(VENV)-verl/bin/pytest -m slow tests/verl
+
+test-swift: $(VENV)-swift/.installed
+	$(VENV)-swift/bin/pytest tests/swift
 
 # The docs site, in build/site. Builds without a network once the environment is there.
 docs: $(VENV)-docs/.installed

@@ -3,6 +3,7 @@
 get_algorithm("gtpo", alpha2=0.2).advantages(rollouts)     an algorithm by name; `list_algorithms` has the names
 Rollouts.from_rows(group_ids, mask=..., reward=...)        whole groups from flat rows, and back with `to_rows`
 dew.credit, dew.losses, dew.kernels                        functions of tensors
+dew.watch(trainer)                                         a run folder, alarms and a report for TRL's GRPOTrainer
 dew.engines.trl.DewTrainer                                 TRL's GRPOTrainer with any of these algorithms
 """
 
@@ -11,10 +12,11 @@ dew.engines.trl.DewTrainer                                 TRL's GRPOTrainer wit
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:
     from dew.algorithms import *
+    from dew.engines.trl.watch import watch
     from dew.errors import DewError
     from dew.rollouts import Rollouts
 
@@ -34,9 +36,10 @@ __all__ = [
     "get_algorithm",
     "list_algorithms",
     "register_algorithm",
+    "watch",
 ]
 
-_MODULES = {"DewError": "dew.errors", "Rollouts": "dew.rollouts"}
+_MODULES = {"DewError": "dew.errors", "Rollouts": "dew.rollouts", "watch": "dew.engines.trl.watch"}
 
 
 def __getattr__(name: str) -> Any:

@@ -423,3 +423,14 @@ def test_a_transformers_without_static_layers_is_refused(monkeypatch):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert "has no static cache layers" in module.refusal(trl_tiny.model())
+
+
+def test_owners_are_told_for_as_many_rows_as_a_step_has():
+    """Also where a batch shrinks to fewer rows than the smallest buffers have."""
+    model, told, seen = trl_tiny.model(), set(), set()
+    model.model.layers[0].self_attn.q_proj.register_forward_hook(lambda _, x, y: seen.add(y.shape[:-1].numel()))
+    ours = Decoder(
+        model, Draw(), ends=[1, 2], pad=PAD, keep=True, arrange=lambda owners, tokens: told.add(len(owners) * tokens)
+    )
+    ours.answers([[3 + i % 20, 4] for i in range(2 * decoder.FEWEST)], 48)
+    assert seen <= told and len(seen) > 2

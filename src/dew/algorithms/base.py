@@ -166,6 +166,12 @@ class Algorithm:
         return not self.kl_coef and type(self).loss is Algorithm.loss
 
     @property
+    def plain_loss(self) -> bool:
+        """Whether its loss is PPO's clip on token ratios, averaged over tokens or answers: what other trainers have."""
+        other = self.penalises or self.fixed_divisor or self.engine_loss or type(self).loss is not Algorithm.loss
+        return self.ratio == "token" and self.surrogate == "clip" and not other and not self.needs_sum_sq
+
+    @property
     def label(self) -> str:
         """`gtpo(alpha2=0.5,pool=joint)`: the name and the settings that differ; engines fill max_tokens in."""
         return self.text()

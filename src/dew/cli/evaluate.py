@@ -17,7 +17,7 @@ from dew.cli.models import load_model, load_tokenizer
 from dew.errors import ConfigError, Problem, unknown
 from dew.files import is_plain, try_writing
 from dew.rewards.user_function import is_user_function
-from dew.rewards.verifiers import FORMATS, VERIFIERS
+from dew.rewards.verifiers import FORMATS, has_verifier
 from dew.run.config import Run, read_run
 from dew.tasks.files import first_columns
 
@@ -167,7 +167,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
     names, wanted = run.settings.get("reward_funcs") or [], run.settings.get("outcome_reward")
     names = [str(name) for name in (names if isinstance(names, list) else [names])]
     used = next((name for name in names if wanted in (None, re.split("[:.]", name)[-1])), "")
-    if verifier := next((name for name in (run.verifier, source.name, used) if name in VERIFIERS), None):
+    if verifier := next((name for name in (run.verifier, source.name, used) if has_verifier(name)), None):
         return rewards.verifier(verifier)
     remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
     if used:

@@ -253,7 +253,7 @@ class Decoder:
                 buffers.copy_made(made, place, rows)
                 larger, buffers, place = buffers, self._fitting(fewer, buffers.slots, exactly=True), place[live]
                 buffers.take(larger, live)
-                prefill.arrange(place, fewer)
+                prefill.arrange(place, len(buffers.hidden))
         buffers.copy_made(made, place, torch.arange(len(place), device=self.device))
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
         if self._storage.nbytes > KEEP * memory and not self.keep:

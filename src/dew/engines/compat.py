@@ -75,7 +75,7 @@ def check_not_unsloth() -> None:
     """Fail if Unsloth is imported: its trainer has a `compute_loss` of its own, which never calls dew's."""
     if "unsloth" in sys.modules:
         why = "It replaces TRL's GRPOTrainer.compute_loss, so that dew's loss would silently not run."
-        remedy = "Leave it out, and pass peft_config=LoraConfig(...) for LoRA (in a recipe use_peft: true)."
+        remedy = "Leave it out, and pass peft_config=LoraConfig(...); or train with Unsloth and add dew.watch(trainer)."
         raise EngineError(Problem("Unsloth is imported in this process.", why, remedy))
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, verifier
-from dew.rewards.verifiers import VERIFIERS
+from dew.rewards.verifiers import has_verifier
 from dew.run.config import Run, Scoring
 from dew.tasks import Row, Task, task
 
@@ -60,4 +60,4 @@ def evaluate_run(
 def verifier_of(run: Run) -> Verifier | None:
     """The verifier that decides correctness, if the run names one or its task has one."""
     name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
-    return verifier(name) if name and (run.verifier or name in VERIFIERS) else None
+    return verifier(name) if name and (run.verifier or has_verifier(name)) else None

@@ -96,6 +96,8 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
     reward, name, tries = data.rewards[outcome], data.names[outcome], [correct_answers(row) for row in data.rows]
     n, rejected = len(tries), [i for i, texts in enumerate(tries) if texts]
+    if not rejected and isinstance(reward, Verifier) and "answer" not in reward.columns:
+        return skipped("gold", f"The problems of {name} have no gold answer: its verifier checks any solution.")
     if not rejected:
         remedy = "If the reward needs one, name its column answer, gold or solution."
         return warning("gold", "The rows have no gold answer.", remedy, rows=n)

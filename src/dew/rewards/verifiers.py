@@ -24,8 +24,15 @@ VERIFIERS = {
 FORMATS = {name: f"dew.rewards.verifiers:{name}" for name in ("think_format", "think_answer_format", "boxed_format")}
 
 
+def has_verifier(name: str | None) -> bool:
+    """Whether a verifier has that name, which is that of its task."""
+    return name is not None and (name in VERIFIERS or name.startswith("reasoning_gym:"))
+
+
 def verifier(name: str) -> "Verifier":
     """The verifier with that name."""
+    if name not in VERIFIERS and has_verifier(name):
+        return resolve_name("dew.rewards.gym:gym_verifier")(name)
     return _find("verifier", name, VERIFIERS)
 
 
@@ -48,7 +55,7 @@ class Verdict:
     extracted: str | None = None
     """The answer that was read from the text; equal answers are equal strings. None if there was none."""
     value: float | None = None
-    """What the user's reward function returned; None for a verifier's verdict."""
+    """What a reward function or a graded scorer returned; None: 1 or 0 by the status."""
 
     @property
     def correct(self) -> bool:

@@ -1,4 +1,4 @@
-"""Problems with gold answers: two generated games, well-known data sets by name, and files."""
+"""Problems with gold answers: two generated games, reasoning-gym, well-known data sets by name, and files."""
 
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -10,6 +10,7 @@ from dew.tasks.base import Row, Task, overlap
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, first_columns
 from dew.tasks.games import TINY, Chain, Countdown, model_folder
+from dew.tasks.gym import PREFIX, Gym
 
 __all__ = ["TINY", "Chain", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
 
@@ -19,11 +20,15 @@ GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chai
 def task(name: str, **settings: Any) -> Task:
     """`task("countdown", numbers=3)`, `task("gsm8k")`, or `task("problems.jsonl", prompt="question", answer="gold")`.
 
+    `task("reasoning_gym:leg_counting")` is a data set of reasoning-gym, with its settings.
+
     A file or folder with a column `prompt` and none named `problem` has ready-made prompts, unless settings of the
     `problem` form are given.
     """
     if name in GAMES:
         return _build(GAMES[name], name, settings)
+    if name.startswith(PREFIX):
+        return Gym(name, **settings)
     if name in PRESETS:
         return _build(named, name, settings, name=name)
     if name.endswith(SUFFIXES) or "/" in name or Path(name).exists():

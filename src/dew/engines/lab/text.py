@@ -17,7 +17,7 @@ from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, load_reward, reward, verifier
 from dew.rewards.calls import call_reward, reward_name
 from dew.rewards.user_function import is_user_function
-from dew.rewards.verifiers import VERIFIERS
+from dew.rewards.verifiers import has_verifier
 from dew.tasks import Row, task
 
 MOST = 20_000
@@ -106,7 +106,7 @@ def _judge(task: str, name: str | None) -> Any:
     """The verifier or reward function that is named, else the task's own."""
     if name is not None:
         return load_reward(name) if is_user_function(name) else reward(name)
-    if task not in VERIFIERS:
+    if not has_verifier(task):
         remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
         raise ConfigError(Problem(f"The task {task} has no verifier of its own.", remedy=remedy))
     return verifier(task)

@@ -122,18 +122,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     @property
     def batches(self) -> Batches:
-        processes, per_device = int(os.environ.get("WORLD_SIZE", "1")), self.per_device_train_batch_size
-        sampled_at_once = self.steps_per_generation
-        if sampled_at_once is None and self.generation_batch_size is not None:
-            sampled_at_once = max(1, self.generation_batch_size // (per_device * processes))
-        return Batches(
-            sampled=per_device * processes * (sampled_at_once or self.gradient_accumulation_steps),
-            trained=per_device * processes * self.gradient_accumulation_steps,
-            answers=self.num_generations,
-            passes=self.num_iterations,
-            processes=processes,
-            micro=per_device,
-        )
+        return batches(self)
 
     def misaligned(self) -> Problem | None:
         batches = self.batches
@@ -244,6 +233,21 @@ def not_installed(config: DewConfig) -> list[Problem]:
         remedy = "Install it (docs/trl.md), or remove use_vllm: then dew or transformers samples."
         problems.append(Problem("use_vllm: vLLM is not installed.", remedy=remedy))
     return problems
+
+
+def batches(args: GRPOConfig) -> Batches:
+    processes, per_device = int(os.environ.get("WORLD_SIZE", "1")), args.per_device_train_batch_size
+    sampled_at_once = args.steps_per_generation
+    if sampled_at_once is None and args.generation_batch_size is not None:
+        sampled_at_once = max(1, args.generation_batch_size // (per_device * processes))
+    return Batches(
+        sampled=per_device * processes * (sampled_at_once or args.gradient_accumulation_steps),
+        trained=per_device * processes * args.gradient_accumulation_steps,
+        answers=args.num_generations,
+        passes=args.num_iterations,
+        processes=processes,
+        micro=per_device,
+    )
 
 
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}

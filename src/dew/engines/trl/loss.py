@@ -249,3 +249,17 @@ def loss_part(inputs: Columns, logp: Tensor, entropy: Tensor) -> Part:
         entropy=entropy.detach(),
         penalty=inputs.get("penalty"),
     )
+
+
+def observe_loss(trainer: Any, inputs: Columns, scores: Scores, loss: Tensor) -> None:
+    """Add a micro-batch of TRL's own loss to the statistics of the step."""
+    assert scores.logp is not None and scores.entropy is not None
+    logp, entropy = scores.logp.detach(), scores.entropy.detach()
+    part = loss_part(inputs, logp, entropy)
+    _, stats = trainer.algorithm.loss(logp, part, inputs["advantages"], count=1)
+    for side in ("low", "high"):  # TRL knows what its loss clips
+        del stats[f"clip/{side}"]
+        if values := trainer._metrics[trainer._mode].get(f"clip_ratio/{side}_mean"):
+            stats[f"clip/{side}"] = torch.tensor(values[-1], device=logp.device)
+    trainer._statistics.add(stats, part.mask.sum())
+    trainer._statistics.add_update(loss, inputs["verdict"], part.mask, entropy)

@@ -26,6 +26,7 @@ from dew.engines.recorder import (
     group_records,
 )
 from dew.engines.trl.batch import Batch, gather_columns
+from dew.engines.trl.config import batches
 from dew.errors import EngineError, Problem
 
 EVERY_STEP = (
@@ -183,11 +184,11 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             model=getattr(trainer.model.config, "_name_or_path", "") or type(trainer.model).__name__,
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
-            batches=str(args.batches),
+            batches=str(batches(args)),
         )
 
     def put(self, numbers: Numbers) -> None:
-        self._numbers.update(finite_only(numbers))
+        self._numbers.update(numbers)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -23,7 +23,7 @@ from dew.engines.trl import checkpoints, metrics
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig, not_installed
 from dew.engines.trl.guide import Guide, MixedPolicy
-from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
+from dew.engines.trl.loss import Head, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import (
     CapturedSampling,
@@ -377,17 +377,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
-        logp, entropy, _ = capture.passes[-1]
-        assert logp is not None and entropy is not None
-        logp, entropy = logp.detach(), entropy.detach()
-        part = loss_part(inputs, logp, entropy)
-        _, stats = self.algorithm.loss(logp, part, inputs["advantages"], count=1)
-        for side in ("low", "high"):  # TRL knows what its loss clips
-            del stats[f"clip/{side}"]
-            if values := self._metrics[self._mode].get(f"clip_ratio/{side}_mean"):
-                stats[f"clip/{side}"] = torch.tensor(values[-1], device=logp.device)
-        self._statistics.add(stats, part.mask.sum())
-        self._statistics.add_update(loss, inputs["verdict"], part.mask, entropy)
+        observe_loss(self, inputs, capture.passes[-1], loss)
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -410,14 +400,15 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 logger.warning("Skipping step %d, not finite: %s", step, found)
         self._put({"steps/skipped": float(found is not None)})
         if norm is not None:
-            self._recorder.put({"grad_norm": value})
+            self._recorder.put(metrics.finite_only({"grad_norm": value}))
         return norm
 
     # ── metrics and logs ────────────────────────────────────────────────────────────────────────────────────
 
     def _put(self, numbers: Numbers) -> None:
         """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
-        for name, value in metrics.finite_only(numbers).items():
+        numbers = metrics.finite_only(numbers)
+        for name, value in numbers.items():
             self._metrics[self._mode][name].append(value)
         if self.model.training:
             self._recorder.put(numbers)

@@ -1,0 +1,112 @@
+"""Credit for slime: `--custom-advantage-function-path dew.engines.slime.advantages` (docs/slime.md).
+
+slime calls the function on each data-parallel rank, with that rank's part of the rollouts. Answers of one prompt may be
+on different ranks, so all of them are gathered before the credit of whole groups is computed.
+"""
+
+from collections import Counter
+from functools import cache
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm
+from dew.engines.credit import Rows, give_credit
+from dew.errors import ConfigError, EngineError, Problem
+from dew.run.settings import algorithm_settings
+
+
+def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
+    """Set `advantages` and `returns` of `rollout_data` to dew's credit: a list of (T,) tensors, one per answer."""
+    algorithm = algorithm_of(args)
+    own = _answers(algorithm, rollout_data)
+    answers = _gather(own)
+    size = args.n_samples_per_prompt
+    counts = Counter(answer["index"] // size for answer in answers)
+    if broken := [group for group, n in counts.items() if n != size]:
+        what = f"{len(broken)} of {len(counts)} groups do not have {size} answers, e.g. group {broken[0]}."
+        why = "Credit compares the answers of a whole group."
+        remedy = "Keep whole groups in each batch: no fan-out, no filter on single answers, and no reordered indices."
+        raise EngineError(Problem(what, why, remedy))
+    columns = {name: pad_sequence([x[name] for x in answers], True) for name in ("mask", *algorithm.signals)}
+    outcome = torch.tensor([answer["reward"] for answer in answers])
+    group = torch.tensor([answer["index"] // size for answer in answers])
+    credit = give_credit(algorithm, Rows(group=group, outcome=outcome, extra=torch.zeros_like(outcome), **columns))
+    by_index = {answer["index"]: row for answer, row in zip(answers, credit.advantages, strict=True)}
+    found = [by_index[answer["index"]][: len(answer["mask"])] for answer in own]
+    devices = [x.device for x in rollout_data["loss_masks"]]
+    rollout_data["advantages"] = [x.to(device) for x, device in zip(found, devices, strict=True)]
+    rollout_data["returns"] = rollout_data["advantages"]
+
+
+def algorithm_of(args: Any) -> Algorithm:
+    """`dew_algorithm` and `dew_algorithm_kwargs` from --custom-config-path. Flags must agree with its loss."""
+    given = algorithm_settings(getattr(args, "dew_algorithm_kwargs", None))
+    settings = {"max_tokens": args.rollout_max_response_len, **given}
+    algorithm = get_algorithm(getattr(args, "dew_algorithm", DEFAULT_ALGORITHM), **settings)
+    name, per_token = algorithm.name, algorithm.reduce == "tokens"
+    high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
+    clip = f"--eps-clip {algorithm.clip_low:g} --eps-clip-high {algorithm.clip_high:g}"
+    loss = "tokens" if per_token else "answers"
+    flag = f"{'Add' if per_token else 'Remove'} --calculate-per-token-loss."
+    low, clipped = algorithm.clip_low, (args.eps_clip, high) == (algorithm.clip_low, algorithm.clip_high)
+    entropy = "entropy" in algorithm.signals and not args.use_rollout_entropy
+    estimator, filtering = args.advantage_estimator, "--dynamic-sampling-filter-path"
+    checks = (
+        (
+            not algorithm.plain_loss,
+            f"{name} needs a loss that slime does not have.",
+            "Choose one with token ratios and PPO's clip: gtpo.",
+        ),
+        (args.calculate_per_token_loss != per_token, f"The loss of {name} is the mean over {loss}.", flag),
+        (not clipped, f"{name} clips at {low:g} and {algorithm.clip_high:g}.", f"Write {clip}."),
+        (estimator != "grpo", f"--advantage-estimator {estimator}: another loss.", "Write --advantage-estimator grpo."),
+        (args.normalize_advantages, "--normalize-advantages would change the credit.", "Remove it."),
+        (entropy, f"{name} reads the sampling policy's entropy.", "Add --use-rollout-entropy."),
+        (
+            algorithm.dynamic_sampling,
+            f"dynamic_sampling of {name}: slime samples.",
+            f"Set it to false; use {filtering}.",
+        ),
+    )
+    problems = [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]
+    if problems:
+        raise ConfigError(problems)
+    return algorithm
+
+
+def _answers(algorithm: Algorithm, data: dict[str, Any]) -> list[dict[str, Any]]:
+    """This rank's answers on the CPU: index, outcome, (T,) mask and the signals that the algorithm reads."""
+    names = {"entropy": "entropy", "logp": "log_probs"}
+    if missing := [names[name] for name in algorithm.signals if data.get(names[name]) is None]:
+        what = f"{algorithm.name} reads {', '.join(missing)}, which slime did not compute."
+        raise EngineError(Problem(what, remedy="Add --use-rollout-entropy, and leave out --use-rollout-logprobs."))
+    answers = []
+    for i, mask in enumerate(data["loss_masks"]):
+        signals = {name: data[names[name]][i].detach().float().cpu() for name in algorithm.signals}
+        if any(len(x) != len(mask) for x in signals.values()):
+            what = f"An answer of {len(mask)} tokens is split over ranks (context parallelism)."
+            raise EngineError(Problem(what, remedy="Train with --context-parallel-size 1."))
+        reward = float(data["local_raw_reward"][i])  # `rewards` are normalised already
+        answers.append(
+            {"index": int(data["sample_indices"][i]), "reward": reward, "mask": mask.bool().cpu(), **signals}
+        )
+    return answers
+
+
+def _gather(own: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers of all data-parallel ranks, in the order of their indices."""
+    distributed, every = torch.distributed, [own]
+    if distributed.is_available() and distributed.is_initialized():
+        group = _data_parallel_group()
+        every = [[] for _ in range(distributed.get_world_size(group))]
+        distributed.all_gather_object(every, own, group=group)
+    return sorted((answer for rank in every for answer in rank), key=lambda answer: answer["index"])
+
+
+@cache
+def _data_parallel_group() -> Any:
+    from megatron.core import mpu
+
+    return mpu.get_data_parallel_group()

@@ -1,0 +1,117 @@
+"""Credit for ms-swift: a file that imports this module is the plug-in for --external_plugins (docs/swift.md).
+
+The environment variable DEW_ALGORITHM names the algorithm, DEW_ALGORITHM_KWARGS has its settings as JSON.
+"""
+
+import os
+from typing import Any
+
+import torch
+from swift.rlhf_trainers import GRPOTrainer
+from swift.trainers import TrainerFactory
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm
+from dew.engines.credit import Rows, give_credit
+from dew.errors import ConfigError, Problem
+from dew.run.settings import algorithm_settings
+
+
+class DewGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+    """ms-swift's GRPOTrainer with dew's credit of each token; the loss stays ms-swift's."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.algorithm = algorithm_of(self)
+
+    def _postprocess_batch(self, samples: list[Any], batch_encoded_inputs: list[dict[str, Any]]) -> None:
+        super()._postprocess_batch(samples, batch_encoded_inputs)  # logs rewards, and ms-swift's own advantages
+        if self.model.training:
+            set_advantages(self, batch_encoded_inputs)
+
+
+def set_advantages(trainer: Any, encoded: list[dict[str, Any]]) -> None:
+    """Replace the (B, T) advantages of every batch by the algorithm's, from the whole groups of all processes."""
+    algorithm, accelerator = trainer.algorithm, trainer.accelerator
+    batches = [part["grpo_batch"] for part in encoded]
+    masks, signals = [_live(trainer, batch) for batch in batches], dict[str, list[Tensor]]()
+    for part, batch in zip(encoded, batches, strict=True):
+        if algorithm.signals:
+            with torch.no_grad():
+                logp, entropy = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, part["model_inputs"], batch, compute_entropy=True
+                )
+            found = {"logp": logp, "entropy": entropy}
+            for name in algorithm.signals:
+                signals.setdefault(name, []).append(found[name].float())
+    width = max(mask.shape[1] for mask in masks)
+
+    def gathered(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
+        """All rows, each from its first live token on."""
+        moved = [pad(_shift(x, mask), (0, width - x.shape[1])) for x, mask in zip(parts, masks, strict=True)]
+        rows = accelerator.pad_across_processes(torch.cat(moved).float(), dim=1)
+        return accelerator.gather(rows.contiguous()).to(dtype)
+
+    parts = trainer._rewards_per_func
+    outcome = parts[:, 0]
+    extra = (parts * trainer.reward_weights).nansum(1) - outcome.nan_to_num()
+    group = torch.arange(len(parts), device=parts.device) // trainer.num_generations
+    columns = {name: gathered(x, torch.float32) for name, x in signals.items()}
+    rows = Rows(
+        group=group, mask=gathered([m.float() for m in masks], torch.bool), outcome=outcome, extra=extra, **columns
+    )
+    advantages = give_credit(algorithm, rows).advantages
+    local = len(advantages) // accelerator.num_processes
+    advantages = advantages[accelerator.process_index * local :][:local]
+    for batch, mask, found in zip(batches, masks, advantages.split([len(mask) for mask in masks]), strict=True):
+        batch.advantages = _shift_back(found[:, : mask.shape[1]], mask)
+
+
+def _live(trainer: Any, batch: Any) -> Tensor:
+    mask: Tensor = batch.completion_mask.bool()
+    return mask & ~batch.truncated_mask.bool()[:, None] if trainer.overlong_filter else mask
+
+
+def _places(mask: Tensor) -> Tensor:
+    """(B, T) columns from a row's first live token on: an answer does not start at the same column in every row."""
+    return torch.arange(mask.shape[1], device=mask.device) + mask.int().argmax(1, keepdim=True)
+
+
+def _shift(x: Tensor, mask: Tensor) -> Tensor:
+    places = _places(mask)
+    return torch.where(places < x.shape[1], x.gather(1, places.clamp_max(x.shape[1] - 1)), 0)
+
+
+def _shift_back(x: Tensor, mask: Tensor) -> Tensor:
+    places = torch.arange(mask.shape[1], device=mask.device) - mask.int().argmax(1, keepdim=True)
+    return torch.where((places >= 0) & mask, x.gather(1, places.clamp_min(0)), 0)
+
+
+def algorithm_of(trainer: Any) -> Algorithm:
+    """The algorithm that the environment names. ms-swift's settings must agree with its loss."""
+    args = trainer.args
+    given = algorithm_settings(os.environ.get("DEW_ALGORITHM_KWARGS"))
+    settings = {"max_tokens": args.max_completion_length, **given}
+    algorithm = get_algorithm(os.environ.get("DEW_ALGORITHM", DEFAULT_ALGORITHM), **settings)
+    name, loss = algorithm.name, "dapo" if algorithm.reduce == "tokens" else "grpo"
+    low, high = algorithm.clip_low, algorithm.clip_high
+    clipped = (trainer.epsilon_low, trainer.epsilon_high) == (low, high)
+    several = len(trainer.reward_func_names) > 1 and float(trainer.reward_weights[0]) != 1
+    parallel = trainer.template.sequence_parallel_size > 1 or trainer.dynamic_num_samples
+    checks = (
+        (not algorithm.plain_loss, f"{name} needs a loss that ms-swift does not have.", "Choose e.g. gtpo, dew, grpo."),
+        (trainer.loss_type != loss, f"{name} with loss_type {trainer.loss_type}.", f"Write --loss_type {loss}."),
+        (not clipped, f"{name} clips at {low:g} and {high:g}.", f"Write --epsilon {low:g} --epsilon_high {high:g}."),
+        (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Leave it out."),
+        (algorithm.dynamic_sampling, "dynamic_sampling is ms-swift's.", "Set it to false; use --dynamic_sample true."),
+        (trainer.use_liger_loss, "use_liger_kernel averages the advantages of an answer.", "Leave it out."),
+        (parallel, "Sequence parallelism and multi-turn samples mix the rows of a group.", "Leave them out."),
+        (several, "The first reward function decides which answers are correct.", "Give it the weight 1."),
+    )
+    if problems := [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]:
+        raise ConfigError(problems)
+    return algorithm
+
+
+TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.DewGRPOTrainer"

@@ -1,0 +1,166 @@
+"""`dew.watch(trainer)`: the run folder, token records, alarms and report of dew for a trainer that trains as before.
+
+The trainer's object gets a class between itself and its own, whose methods call TRL's and write down what they return.
+"""
+
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from trl import GRPOTrainer
+
+from dew.algorithms import ENGINE_ALGORITHM, get_algorithm
+from dew.compare.grid import REPLACED
+from dew.engines.compat import check_generated
+from dew.engines.credit import give_credit
+from dew.engines.trl import metrics
+from dew.engines.trl.batch import Capture, Scores, gather_rows, loss_mask, make_batch
+from dew.engines.trl.config import RECORDS
+from dew.engines.trl.loss import loss_inputs, observe_loss
+from dew.engines.trl.rollout import dropout_off
+from dew.engines.trl.trainer import DewTrainer
+from dew.errors import ConfigError, Problem, did_you_mean
+
+logger = logging.getLogger("dew")
+
+AnyTrainer = TypeVar("AnyTrainer", bound=Any)
+
+
+def watch(
+    trainer: AnyTrainer, *, outcome_reward: str | None = None, threshold: float = 0.5, records_every: int = RECORDS[0]
+) -> AnyTrainer:
+    """Write what this GRPOTrainer does to its `output_dir`, for `dew view`, `dew report` and `dew explain`.
+
+    Its loss, random numbers and weights stay the same. An answer counts as correct if the reward named
+    `outcome_reward` (default: the first) is above `threshold`. Token records are written at step 1 and every
+    `records_every` steps (0: never); each costs one forward pass. Call it before `train()`.
+    """
+    if not isinstance(trainer, GRPOTrainer):
+        what = f"dew.watch: {type(trainer).__name__} is not a GRPOTrainer of TRL."
+        raise ConfigError(Problem(what, remedy="Pass the trainer object: dew.watch(GRPOTrainer(...))."))
+    if isinstance(trainer, DewTrainer | Watched):
+        return trainer  # it writes all of this already
+    names, args = list(trainer.reward_func_names), trainer.args
+    if outcome_reward is not None and outcome_reward not in names:
+        what = f"dew.watch: outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
+        raise ConfigError(Problem(what, remedy=did_you_mean(outcome_reward, names)))
+    trainer.__class__ = type(type(trainer).__name__, (Watched, type(trainer)), {})
+    trainer.algorithm = get_algorithm(ENGINE_ALGORITHM, threshold=threshold, max_tokens=args.max_completion_length)
+    trainer.outcome_index = names.index(outcome_reward) if outcome_reward else 0
+    args.records_every, args.records_groups, args.records_keep = records_every, *RECORDS[1:]
+    trainer._capture, trainer._statistics = Capture(), metrics.StepStatistics()
+    trainer._recorder = metrics.Recorder(args.output_dir, trainer.accelerator.is_main_process)
+    trainer.add_callback(trainer._recorder)
+    return trainer
+
+
+class Watched(GRPOTrainer):  # type: ignore[misc]
+    """The methods of a watched trainer: they call those of its own class and return the same results."""
+
+    group_size, _mode, _record_due, _forward = (
+        DewTrainer.group_size, DewTrainer._mode, DewTrainer._record_due, DewTrainer._forward
+    )  # fmt: skip
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        self._statistics = metrics.StepStatistics()
+        if not resume_from_checkpoint and self.accelerator.is_main_process:
+            set_aside(Path(self.args.output_dir))
+        self._recorder.start(self)
+        try:
+            result = super().train(resume_from_checkpoint, *args, **kwargs)
+        except BaseException as error:
+            self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            raise
+        self._recorder.end("done")
+        return result
+
+    def _generate_and_score_completions(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        if not self.model.training:
+            return super()._generate_and_score_completions(rows)
+        capture = self._capture = Capture()
+        with self._recorder.phase("scoring"):
+            inputs: dict[str, Any] = super()._generate_and_score_completions(rows)
+        with self._recorder.phase("records"):
+            old, step = self._old_policy(inputs), self.state.global_step + 1
+            batch = make_batch(self, inputs, capture, old, rows if self._record_due else None)
+            advantages = gather_rows(self.accelerator, inputs["advantages"])[:, None]
+            credit = give_credit(self.algorithm, batch, for_records=self._record_due)
+            credit = replace(credit, advantages=torch.where(batch.mask, advantages, 0), flipped=None)
+            names, seconds = self.reward_func_names, self._recorder.seconds["generation"]
+            threshold = self.algorithm.threshold
+            numbers = metrics.generation_metrics(batch, credit, self.group_size, names, threshold, seconds)
+            sampler, logp = inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps")
+            if sampler is not None and logp is not None:
+                numbers |= metrics.sampler_metrics(logp, sampler, loss_mask(inputs), self.accelerator)
+            self._recorder.put(numbers)
+            self._recorder.check_rewards(step, self.algorithm, batch.answers["outcome"])
+            if self._record_due:
+                self._recorder.record(batch, credit, self)
+        return loss_inputs(self.algorithm, batch, credit, self.accelerator)
+
+    def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        with self._recorder.phase("generation"):
+            generated: tuple[Any, ...] = super()._generate(prompts)
+        check_generated(generated)
+        self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
+        return generated
+
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+        with self._recorder.phase("reward"):
+            found: Tensor = super()._calculate_rewards(*args, **kwargs)
+        self._capture.parts, self._capture.extra = found, dict(self._pending_extra_logs)
+        return found
+
+    def _old_policy(self, inputs: dict[str, Any]) -> Scores:
+        """Log-probabilities and entropies of the policy that sampled, without dropout and so without random numbers."""
+        if not self._record_due or "unsloth" in sys.modules:  # its scores are shifted by the padding of the prompts
+            return Scores()
+        with torch.no_grad(), dropout_off(self.model):
+            rows = self.args.per_device_train_batch_size
+            logp, entropy, _ = self._forward(self.model, inputs, batch_size=rows)
+        return Scores(logp, entropy)
+
+    def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        scores: tuple[Any, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._capture.passes.append(Scores(*scores[:2]))
+        return scores
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        capture = self._capture = Capture()
+        loss: Tensor = super()._compute_loss(model, inputs)
+        if self.model.training and capture.passes:
+            observe_loss(self, inputs, capture.passes[-1], loss)
+        return loss
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss: Tensor = super().training_step(*args, **kwargs)
+        if self.accelerator.sync_gradients:
+            self._recorder.put(self._statistics.read(self.accelerator))
+        return loss
+
+    def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        norm = super()._get_grad_norm(*args, **kwargs)
+        self._recorder.put({} if norm is None else {"grad_norm": float(norm)})
+        return norm
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        super().log(logs, start_time)
+        self._recorder.logged(self.state.global_step, metrics.finite_only(logs))
+
+
+def set_aside(folder: Path) -> None:
+    """Move the log of an earlier run out of the way. TRL writes into a used folder, and so does a watched trainer."""
+    names = ("run.json", "metrics.jsonl", "alarms.jsonl", "records")
+    written = [path for name in names if (path := folder / name).exists()]
+    if not written:
+        return
+    aside = folder / REPLACED
+    aside = aside / str(1 + sum(1 for _ in aside.glob("*")))
+    aside.mkdir(parents=True)
+    for path in written:
+        path.rename(aside / path.name)
+    logger.warning("%s holds the log of an earlier run; it was moved to %s.", folder, aside)

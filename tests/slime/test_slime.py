@@ -1,0 +1,116 @@
+"""The function for slime's --custom-advantage-function-path, on rollout data as slime 0.3.1 hands it over."""
+
+from argparse import Namespace
+
+import pytest
+import torch
+
+from dew import Rollouts, get_algorithm
+from dew.engines import slime
+from dew.errors import ConfigError, EngineError
+
+GTPO = {"calculate_per_token_loss": True, "use_rollout_entropy": True}
+
+
+def arguments(**changed):
+    """The attributes that the function reads, with slime's defaults."""
+    flags = {"advantage_estimator": "grpo", "eps_clip": 0.2, "eps_clip_high": 0.28, "normalize_advantages": False}
+    flags |= {"n_samples_per_prompt": 4, "rollout_max_response_len": 8, "calculate_per_token_loss": False}
+    return Namespace(**{**flags, "use_rollout_entropy": False, **changed})
+
+
+def batch(order=range(8), seed=0):
+    """Two groups of four answers with 2 to 8 tokens; answers in this order, as a balanced schedule mixes them."""
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(2, 9, (8,), generator=random).tolist()
+    entropy = [torch.rand(n, generator=random) + 0.1 for n in lengths]
+    masks = [torch.ones(n, dtype=torch.int) for n in lengths]
+    masks[3][0] = 0  # a token of a tool
+    rewards = [1, 0, 0, 1, 0, 1, 1, 1]
+    return {
+        "sample_indices": [40 + i for i in order],
+        "loss_masks": [masks[i] for i in order],
+        "entropy": [entropy[i] for i in order],
+        "log_probs": [-entropy[i] for i in order],
+        "rewards": [0.0 for _ in order],  # normalised by slime, and not read
+        "local_raw_reward": [rewards[i] for i in order],
+        "response_lengths": [lengths[i] for i in order],
+    }
+
+
+@pytest.mark.parametrize(("name", "flags"), [("gtpo", GTPO), ("grpo", {}), ("otb", None)])
+def test_advantages_are_those_of_the_algorithm(name, flags):
+    if flags is None:
+        with pytest.raises(ConfigError, match="slime does not have"):
+            slime.advantages(arguments(dew_algorithm=name), batch())
+        return
+    whole, mixed = batch(), batch([5, 0, 3, 7, 1, 6, 2, 4])
+    for data in (whole, mixed):
+        clip = {"eps_clip_high": None} if name == "grpo" else {}
+        slime.advantages(arguments(dew_algorithm=name, **flags, **clip), data)
+        assert data["returns"] is data["advantages"]
+    pad = torch.nn.utils.rnn.pad_sequence
+    rollouts = Rollouts(
+        mask=pad(whole["loss_masks"], True).bool().view(2, 4, -1),
+        reward=torch.tensor(whole["local_raw_reward"]).float().view(2, 4),
+        entropy=pad(whole["entropy"], True).view(2, 4, -1),
+    )
+    expected = get_algorithm(name, max_tokens=8).advantages(rollouts).flatten(0, 1)
+    for data in (whole, mixed):
+        for index, found in zip(data["sample_indices"], data["advantages"], strict=True):
+            row = expected[index - 40][: len(found)]
+            torch.testing.assert_close(found, row)
+            assert row.any()
+    assert whole["advantages"][3][0] == 0
+
+
+def _rank(rank, port, results):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    slime._data_parallel_group = lambda: dist.group.WORLD
+    data = batch([[0, 5, 3], [7, 1, 6, 2, 4]][rank])
+    slime.advantages(arguments(**GTPO), data)
+    results.put({i: x.tolist() for i, x in zip(data["sample_indices"], data["advantages"], strict=True)})
+    dist.destroy_process_group()
+
+
+def test_groups_that_span_ranks_are_gathered():
+    import multiprocessing
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fork = multiprocessing.get_context("fork")
+    results = fork.Queue()
+    ranks = [fork.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
+    for process in ranks:
+        process.start()
+    found = results.get(timeout=120) | results.get(timeout=120)
+    for process in ranks:
+        process.join()
+    alone = batch()
+    slime.advantages(arguments(**GTPO), alone)
+    assert found == {i: x.tolist() for i, x in zip(alone["sample_indices"], alone["advantages"], strict=True)}
+
+
+def test_incomplete_groups_and_split_answers_are_errors():
+    with pytest.raises(EngineError, match="do not have 4 answers"):
+        slime.advantages(arguments(**GTPO), batch(range(7)))
+    data = batch()
+    data["entropy"][0] = data["entropy"][0][:0]
+    with pytest.raises(EngineError, match="context-parallel-size 1"):
+        slime.advantages(arguments(**GTPO), data)
+    del data["entropy"]
+    with pytest.raises(EngineError, match="use-rollout-entropy"):
+        slime.advantages(arguments(**GTPO), data)
+
+
+def test_flags_that_contradict_the_algorithm_are_listed_together():
+    wrong = {"advantage_estimator": "gspo", "normalize_advantages": True, "eps_clip_high": 0.2}
+    with pytest.raises(ConfigError) as error:
+        slime.advantages(arguments(**wrong, dew_algorithm="dapo"), batch())
+    for flag in ("--calculate-per-token-loss", "--eps-clip-high 0.28", "--advantage-estimator grpo", "filter-path"):
+        assert flag in str(error.value)
+    assert "--normalize-advantages" in str(error.value)

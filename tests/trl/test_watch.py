@@ -1,0 +1,160 @@
+"""dew.watch: a plain GRPOTrainer trains exactly as before, and its folder has what dew's tools read."""
+
+import sys
+
+import pytest
+import torch
+from trl import GRPOConfig, GRPOTrainer
+
+import dew
+import trl_tiny as tiny
+from dew import report
+from dew.errors import ConfigError
+from dew.run.folder import RunFolder
+
+pytestmark = tiny.runs_trls_loss
+
+
+def long(completions, **_):
+    return [len(text) / 6 for text in completions]
+
+
+def plain(folder, rewards=tiny.outcome, **settings):
+    batch = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, "max_steps": 3}
+    args = {**batch, "learning_rate": 1e-2, "logging_steps": 1, "save_strategy": "no", **tiny.ON_A_CPU, **settings}
+    model = tiny.model(attention_dropout=0.3)
+    args = GRPOConfig(str(folder), **args)
+    return GRPOTrainer(model, rewards, args, tiny.prompts(), tiny.prompts(4), tiny.tokenizer())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"gradient_accumulation_steps": 2, "num_iterations": 2, "beta": 0.0, "epsilon": 0.01},
+        {"loss_type": "grpo", "scale_rewards": "batch", "eval_strategy": "steps", "eval_steps": 1},
+    ],
+)
+def test_weights_and_logs_are_those_of_the_trainer_alone(tmp_path, settings):
+    def train(folder, watch):
+        trainer = plain(folder, **settings)
+        watch(trainer)
+        trainer.train()
+        times = ("time", "seconds", "runtime", "per_second")
+        logs = [{k: v for k, v in x.items() if not any(t in k for t in times)} for x in trainer.state.log_history]
+        return tiny.weights(trainer.model), logs
+
+    before = tiny.weights(tiny.model())
+    alone, logs = train(tmp_path / "alone", lambda trainer: None)
+    watched, same = train(tmp_path / "watched", lambda trainer: dew.watch(trainer, records_every=1))
+    assert torch.equal(alone, watched) and not torch.equal(alone, before)
+    assert same == logs
+
+
+def test_two_processes(tmp_path):
+    """A group spans both: the metrics are those of all answers, and the weights those of the trainer alone."""
+
+    def train(rank):
+        alone = plain(tmp_path / "alone", per_device_train_batch_size=2)
+        alone.train()
+        trainer = dew.watch(plain(tmp_path / "watched", per_device_train_batch_size=2), records_every=1)
+        trainer.train()
+        assert torch.equal(tiny.weights(alone.model), tiny.weights(trainer.model))
+
+    assert tiny.in_children(train, 2) == [0, 0]
+    run = RunFolder(tmp_path / "watched")
+    for line, group in zip(run.metrics(), run.records(), strict=True):
+        assert len(group.answers) == 4
+        assert line["accuracy"] == sum(answer.correct for answer in group.answers) / 4
+
+
+def test_the_folder_has_metrics_records_and_a_report(tmp_path):
+    trainer = plain(tmp_path, [long, tiny.outcome])
+    assert dew.watch(trainer, outcome_reward="outcome", records_every=1) is trainer
+    assert dew.watch(trainer) is trainer  # a second call changes nothing
+    trainer.train()
+    run = RunFolder(tmp_path)
+    assert run.run()["status"] == "done" and run.run()["algorithm"]["name"] == "trl"
+    lines, groups = run.metrics(), list(run.records())
+    assert [line["step"] for line in lines] == [1, 2, 3] and {group.step for group in groups} == {1, 2, 3}
+    for line in lines:
+        of_step = [answer for group in groups if group.step == line["step"] for answer in group.answers]
+        assert line["accuracy"] == pytest.approx(sum(answer.correct for answer in of_step) / len(of_step))
+        entropies = [h for answer in of_step for h in answer.entropy]
+        assert line["entropy"] == pytest.approx(sum(entropies) / len(entropies), rel=0.2)  # that has dropout
+        assert line["grad_norm"] > 0 and line["length/mean"] > 0 and "seconds/generation" in line
+    rewards = [answer.rewards for group in groups for answer in group.answers]
+    assert all(set(x) == {"long", "outcome"} for x in rewards)
+    for group in groups:  # the advantages of TRL's loss: of the sum of both rewards, within the group
+        total = torch.tensor([sum(answer.rewards.values()) for answer in group.answers])
+        expected = (total - total.mean()) / (total.std() + 1e-4)
+        found = torch.tensor([answer.advantage[0] for answer in group.answers])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+    assert "<html" in report.build([tmp_path]).read_text()
+
+
+def test_alarms_fire_and_a_stopped_run_says_so(tmp_path):
+    trainer = dew.watch(plain(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=12))
+    trainer.train()
+    assert {"never_correct", "no_signal"} <= {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
+
+    def broken(completions, **_):
+        raise RuntimeError("no")
+
+    trainer = dew.watch(plain(tmp_path / "broken", broken))
+    with pytest.raises(RuntimeError, match="no"):
+        trainer.train()
+    assert RunFolder(tmp_path / "broken").run()["status"] == "failed"
+
+
+def test_an_infinite_gradient_is_an_alarm(tmp_path):
+    trainer = dew.watch(plain(tmp_path, max_steps=1, max_grad_norm=1.0))
+    trainer.model.lm_head.weight.register_hook(lambda grad: grad * float("inf"))
+    trainer.train()
+    assert "not_finite" in {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
+
+
+def test_a_second_run_in_the_same_folder_keeps_the_log_of_the_first(tmp_path):
+    dew.watch(plain(tmp_path, max_steps=3)).train()
+    dew.watch(plain(tmp_path, max_steps=1)).train()
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1]
+    assert [line["step"] for line in RunFolder(tmp_path / ".replaced" / "1").metrics()] == [1, 2, 3]
+
+
+def test_a_resumed_run_continues_its_log(tmp_path):
+    saves = {"save_strategy": "steps", "save_steps": 2}
+    dew.watch(plain(tmp_path, max_steps=2, **saves)).train()
+    dew.watch(plain(tmp_path, max_steps=4, **saves)).train(resume_from_checkpoint=True)
+    assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4]
+
+
+def test_a_trainer_with_its_own_loss_as_in_unsloth(tmp_path, monkeypatch):
+    class OwnLoss(GRPOTrainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+            return (model(input_ids=ids).logits.mean((1, 2)) * inputs["advantages"]).sum()
+
+        def _get_per_token_logps_and_entropies(self, *args, **kwargs):
+            raise AssertionError("its scores have another layout")
+
+    def train(folder, watch):
+        trainer = plain(folder)
+        trainer.__class__ = OwnLoss
+        watch(trainer).train()
+        return tiny.weights(trainer.model)
+
+    monkeypatch.setitem(sys.modules, "unsloth", object())
+    alone = train(tmp_path / "alone", lambda trainer: trainer)
+    assert torch.equal(alone, train(tmp_path / "watched", lambda trainer: dew.watch(trainer, records_every=1)))
+    run = RunFolder(tmp_path / "watched")
+    assert all(line["accuracy"] >= 0 and line["grad_norm"] > 0 for line in run.metrics())
+    assert not any(answer.entropy for group in run.records() for answer in group.answers)
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(ConfigError, match="not a GRPOTrainer"):
+        dew.watch(tiny.model())
+    with pytest.raises(ConfigError, match="outcome"):
+        dew.watch(plain(tmp_path), outcome_reward="outcom")
+    trainer = tiny.trainer(tmp_path)
+    assert dew.watch(trainer) is trainer and type(trainer).__name__ == "DewTrainer"
