@@ -84,6 +84,12 @@ def user_line(error: BaseException) -> str:
     return f" at {Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
 
 
+def in_one_line(error: BaseException) -> str:
+    """What run.json and the terminal say of an error that is not dew's: its type, the user's line, its first line."""
+    text = (str(error).strip() or "no message").splitlines()[0]
+    return text if isinstance(error, DewError) else f"{type(error).__name__}{user_line(error)}: {text}"
+
+
 def not_loaded(what: str, name: str, error: Exception) -> Problem:
     """A model or data set that cannot be loaded: the first line of a long error, and what to check."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -12,7 +12,7 @@ from dew import __version__
 from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
 from dew.report.readers import Run, evenly, read_records_file, read_runs, run_folders
-from dew.report.results import arms_of, findings_of, rows_of
+from dew.report.results import arms_of, findings_of, headline, rows_of
 from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import write_report
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
@@ -92,7 +92,8 @@ def _results(runs: Sequence[Run], summaries: Sequence[Sequence[Json]] = ()) -> J
     rows = rows_of(runs, arms)
     findings = findings_of(runs, arms, rows, summaries)
     rows = [{**row, "differences": [d.to_json() for d in row["differences"]]} for row in rows]
-    return {"findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
+    said = headline(runs, arms, rows)
+    return {"headline": said, "findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
 
 
 def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:

@@ -151,7 +151,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 self.state, result = finished, TrainOutput(finished.global_step, 0.0, {})
         except BaseException as error:
             with suppress(OSError):  # a full disk has no room for this either
-                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
             if full := checkpoints.disk_full(error, self.args.output_dir):
                 raise full from error
             raise
