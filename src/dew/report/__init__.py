@@ -143,16 +143,16 @@ def _thin_steps(metrics: Sequence[Json], points: int) -> Sequence[Json]:
 
 def _columns(metrics: Sequence[Json]) -> Json:
     """Lines -> columns of equal length, null if a step lacks a metric."""
-    rounded = [{name: _six(value) for name, value in line.items()} for line in metrics]
+    rounded = [{name: _short_number(x, 12 if name == "time" else 6) for name, x in line.items()} for line in metrics]
     names = dict.fromkeys(name for line in rounded for name, value in line.items() if value is not None)
     return {name: [line.get(name) for line in rounded] for name in names}
 
 
-def _six(x: Any) -> float | int | None:
-    """A number with six significant digits, enough for a curve; None: not a number."""
+def _short_number(x: Any, digits: int) -> float | int | None:
+    """A number with so many significant digits, six for a curve; None: not a number."""
     if not isinstance(x, int | float) or isinstance(x, bool) or not math.isfinite(x):
         return None
-    return x if isinstance(x, int) else float(f"{x:.6g}")
+    return x if isinstance(x, int) else float(f"{x:.{digits}g}")
 
 
 def _group(group: GroupRecord, numbers: Json) -> Json:

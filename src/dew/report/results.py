@@ -271,7 +271,7 @@ def findings_of(
 ) -> list[Json]:
     """Verdicts, then scores, alarms and what the recorded tokens show, the bad first: {kind, text, remedy?, link?}.
 
-    The kind is good, bad, amber (a property of the rule) or note, and the link is an address within the page.
+    The kind is verdict, good, bad, amber (a property of the rule) or note, and the link is an address within the page.
     `summaries`: of each run's groups.
     """
     alarms, tokens = _alarms(runs, arms), _tokens(runs, arms, summaries)
@@ -317,7 +317,7 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
     scored = scored or [row for row in rows if row["differences"]][:1]
     judged = [*scored, *(row for row in rows if row["name"] == "entropy" and row not in scored)]
     texts = verdicts([d for row in judged for d in row["differences"]])
-    return [{"kind": "note", "link": scored[0]["link"], "text": text} for text in texts]
+    return [{"kind": "verdict", "link": scored[0]["link"], "text": text} for text in texts]
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:

@@ -35,9 +35,7 @@ PACKED = "dew_packed"
 """The name under which transformers finds `packed_attention`."""
 TILE = 64
 """Rows of a tile; see `lora_kernels`."""
-GROUPED_HEADS: dict[str, Any] = (
-    {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-)
+GROUPED_HEADS: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 BETAS = (0.9, 0.999)
 PROMPT = 256
 """Tokens of a prompt that the estimate of memory allows for."""
