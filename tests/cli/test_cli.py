@@ -263,7 +263,8 @@ with _progress(quiet=False) as progress:
     for k in range(1, 4):
         progress(k / 3, f"countdown: generation {k} of 3")
 out.print("Words are never cut in two, and a path stays whole: /" + "long/" * 20)
-show_markdown("gtpo is ahead.\\n\\n| difference | seeds | mean accuracy in training | accuracy at the end of training |\\n"
+show_markdown("gtpo is ahead.\\n\\n"
+              "| difference | seeds | mean accuracy in training | accuracy at the end of training |\\n"
               "| --- | --- | --- | --- |\\n| gtpo - dapo | 8 | **+0.020 [+0.016, +0.024]** | +0.001 [-0.1, +0.1] |")
 """
 

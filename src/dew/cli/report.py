@@ -126,11 +126,9 @@ def _show_group(group: GroupRecord) -> None:
                 low, high = (f"{end(trained):+.3f}" for end in (min, max))
                 line += f"   {name} {low if low == high else f'{low} to {high}'}"
         out.print(line + f"   {sum(flipped)} of the wrong sign" * any(flipped))
-        if a.entropy and any(
-            live
-        ):  # 1/H of the smallest entropies decides in wrong answers: three digits, not decimals
-            trained = list(compress(zip(a.entropy, credit, a.tokens, strict=True), live))
-            (low, *_), (high, *_), (H, A, token) = min(trained), max(trained), max(trained, key=lambda x: abs(x[1]))
-            most = f"   largest: {printable(token)} {A:+.3f}, entropy {H:.3g}" * (min(credit) < max(credit))
-            out.print(Text(f"  entropy {low:.3g} to {high:.3g}{most}", style="dim"))
+        if a.entropy and any(live):  # 1/H of small entropies decides in wrong answers: digits, not decimals
+            H = list(compress(a.entropy, live))
+            most = max(compress(range(len(credit)), live), key=lambda t: abs(credit[t]))
+            largest = f"   largest: {printable(a.tokens[most])} {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"
+            out.print(Text(f"  entropy {min(H):.3g} to {max(H):.3g}{largest * (len(set(credit)) > 1)}", style="dim"))
         out.print(Padding(by_credit(a.tokens, credit, scale, flipped), (0, 0, 1, 2)))

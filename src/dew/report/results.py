@@ -242,18 +242,17 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
     budget = f"{steps} of {of} steps" if steps < of else f"{steps} step{'s' * (steps != 1)}" if steps else ""
     about = " on ".join(text for text in (Path(model).name, data) if text)
     about = ", ".join(text for text in (about, budget) if text)
-    best = [
-        [r for r in rows if r["name"] in names] for names in (("pass@1",), ("eval/pass@1", "accuracy"), ("reward",))
-    ]
-    row = next((found[0] for found in best if found), None)
-    texts = []
-    for arm in [*arms[1:4], arms[0]] if row else ():
-        before, after = ([x for i in arm["runs"] if (x := row[when][i]) is not None] for when in ("before", "after"))
-        show = "{:.3g}".format if row["name"] == "reward" else "{:.0%}".format
+    by_name = {row["name"]: row for row in reversed(rows)}
+    name = next((x for x in ("pass@1", "eval/pass@1", "accuracy", "reward") if x in by_name), None)
+    show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
+    texts: list[str] = []
+    for arm in [*arms[1:4], arms[0]] if name else ():
+        both = (by_name[name][when] for when in ("before", "after"))
+        before, after = ([x for i in arm["runs"] if (x := values[i]) is not None] for values in both)
         if after:
             start = f"{show(fmean(before))} to " if before and not texts else ""
-            what = "" if texts else " reward" if row["name"] == "reward" else " solved"
-            texts.append(f"{arm['label'] + ' ' if len(arms) > 1 else ''}{start}{show(fmean(after))}{what}")
+            label = f"{arm['label']} " if len(arms) > 1 else ""
+            texts.append(f"{label}{start}{show(fmean(after))}{'' if texts else f' {what}'}")
     more = f" and {len(arms) - 4} more" if len(arms) > 4 else ""
     return ": ".join(text for text in (about, ", ".join(texts) + more if texts else "") if text)
 
@@ -282,7 +281,7 @@ def findings_of(
         alarms = [finding for finding in alarms if finding is not sign or not tokens]
     found = [*_score_changes(runs, arms, rows), *alarms, *tokens]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
-    ended = [finding for i, run in enumerate(runs) if (finding := _ended(run, _who(runs, i)))]
+    ended = [text for i, run in enumerate(runs) if (text := _ended(run, _who(runs, i)))]
     order = {"bad": 0, "amber": 1, "good": 2, "note": 3}
     return [*ended, *_verdicts(rows), *sorted(found, key=lambda finding: order[finding["kind"]])]
 

@@ -6,7 +6,6 @@ Credit is the advantage used in training, if the run recorded it.
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import compress
-from os.path import commonprefix
 
 import numpy as np
 
@@ -95,20 +94,19 @@ def summary(group: GroupRecord) -> Json:
 
 
 def around_divergence(group: GroupRecord) -> list[tuple[list[float], list[float]]]:
-    """For each wrong answer: the shares of |credit|, and of its tokens, before, at and after the first token that differs
-    from the correct answer with which it shares the longest start."""
+    """For each wrong answer, the shares of |credit| and of its tokens before, at and after the first token that differs
+    from the correct answer with which it has the longest start in common."""
     right = [answer.tokens for answer in group.answers if answer.correct]
     found = []
     for answer in group.answers if right else ():
-        size = np.abs(np.asarray(answer.advantage or (), float)) * (
-            1 if answer.live is None else np.asarray(answer.live)
-        )
+        live = np.ones(len(answer.tokens)) if answer.live is None else np.asarray(answer.live, float)
+        size = np.abs(np.asarray(answer.advantage or 0.0, float)) * live
         if answer.correct or not size.any() or not np.isfinite(size).all():
             continue
-        at = max(len(commonprefix([answer.tokens, tokens])) for tokens in right)
-        even = np.ones(len(size)) if answer.live is None else np.asarray(answer.live, float)
-        both = [[float(x.sum()) for x in np.split(of / of.sum(), [at, at + 1])] for of in (size, even)]
-        found.append((both[0], both[1]))
+        same = ([a == b for a, b in zip(answer.tokens, tokens, strict=False)] for tokens in right)
+        at = max([*equal, False].index(False) for equal in same)
+        shares = [[float(x.sum()) for x in np.split(of / of.sum(), [at, at + 1])] for of in (size, live)]
+        found.append((shares[0], shares[1]))
     return found
 
 

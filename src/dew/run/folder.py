@@ -222,7 +222,11 @@ def lock(folder: Path) -> Iterator[None]:
         return
     make_folder(folder)
     with (folder / ".lock").open("w") as file:
-        if not any(_take(file) or time.sleep(0.05) for _ in range(2)):  # `alive` takes it for an instant
+        taken = _take(file)
+        if not taken:  # perhaps by `alive`, for an instant
+            time.sleep(0.05)
+            taken = _take(file)
+        if not taken:
             what = f"{folder} is in use by another command, or by a training process that it left behind."
             raise ConfigError(Problem(what, remedy="Wait for it, or choose another folder."))
         os.set_inheritable(file.fileno(), True)

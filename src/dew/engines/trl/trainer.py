@@ -27,6 +27,7 @@ from dew.engines.trl.loss import Head, loss_inputs, loss_part, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.engines.trl.rollout import CapturedSampling, PromptStream, dropout_off, fill_batch, without_empty
 from dew.errors import ConfigError, Problem
+from dew.files import write_atomically
 
 logger = logging.getLogger("dew")
 
@@ -157,6 +158,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise
         self._recorder.end("done")
         return result
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        card = Path(self.args.output_dir) / "README.md"
+        if self.is_world_process_zero() and card.is_file():  # TRL names models of the hub only
+            name = Path(str(getattr(self.model.config, "_name_or_path", ""))).name or "a local model"
+            text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", f"`{name}`")
+            write_atomically(card, text.encode())
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
