@@ -85,9 +85,11 @@ def user_line(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What run.json and the terminal say of an error that is not dew's: its type, the user's line, its first line."""
+    """An error as run.json keeps it: its type, the user's line and its first line; dew's own without their remedy."""
+    if isinstance(error, DewError):
+        return f"{error.problems[0].what} {error.problems[0].why}".strip()
     text = (str(error).strip() or "no message").splitlines()[0]
-    return text if isinstance(error, DewError) else f"{type(error).__name__}{user_line(error)}: {text}"
+    return f"{type(error).__name__}{user_line(error)}: {text}"
 
 
 def not_loaded(what: str, name: str, error: Exception) -> Problem:

@@ -242,7 +242,7 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
     budget = f"{steps} of {of} steps" if steps < of else f"{steps} step{'s' * (steps != 1)}" if steps else ""
     about = " on ".join(text for text in (Path(model).name, data) if text)
     about = ", ".join(text for text in (about, budget) if text)
-    by_name = {row["name"]: row for row in reversed(rows)}
+    by_name = {row["name"]: row for row in reversed(rows) if any(x is not None for x in row["after"])}
     name = next((x for x in ("pass@1", "eval/pass@1", "accuracy", "reward") if x in by_name), None)
     show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
     texts: list[str] = []
