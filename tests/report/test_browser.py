@@ -468,7 +468,7 @@ def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[st
 def test_minimal_records(tmp_path: Path, opened: Any, line: str) -> None:
     (tmp_path / "records.jsonl").write_text(line)
     page = opened(build_from_records(tmp_path / "records.jsonl"))
-    for name in ("curves", "credit", "groups"):
+    for name in ("credit", "groups"):
         page.tab.click(f"#tab-{name}")
     for mode in ("columns", "methods", "text"):
         page.tab.click(f"[data-mode={mode}]")
