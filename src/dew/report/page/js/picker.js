@@ -9,7 +9,7 @@ const COLUMNS_OF_GROUPS = [ // name, heading, what it is sorted by, explanation
   ['run', 'run', (g) => g.r, 'the run'],
   ['step', 'step', (g) => g.head.step * 1e6 + g.head.group, 'training step and group'],
   ['correct', 'correct', share, 'correct answers: the difficulty for this policy'],
-  ['spread', 'credit spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
+  ['spread', 'spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
   ['flipped', 'flipped', (g) => g.head.flipped, 'tokens with credit of the wrong sign for their answer'],
   ['sure', 'H ≈ 0', (g) => g.head.sure, 'share of tokens with an entropy below 0.01 nats'],
 ];
