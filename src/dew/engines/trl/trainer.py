@@ -165,7 +165,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.is_world_process_zero() and card.is_file():  # TRL names models of the hub only
             name = Path(str(getattr(self.model.config, "_name_or_path", ""))).name or "a local model"
             text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", f"`{name}`")
-            write_atomically(card, text.encode())
+            write_atomically(card, text.replace('model="None"', f'model="{self.args.output_dir}"').encode())
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
