@@ -85,6 +85,14 @@ def user_line(error: BaseException) -> str:
     return f" at {Path(lines[-1].filename).name}, line {lines[-1].lineno}" if lines else ""
 
 
+def in_one_line(error: BaseException) -> str:
+    """An error as run.json keeps it: its type, the user's line and its first line; dew's own without their remedy."""
+    if isinstance(error, DewError):
+        return f"{error.problems[0].what} {error.problems[0].why}".strip()
+    text = (str(error).strip() or "no message").splitlines()[0]
+    return f"{type(error).__name__}{user_line(error)}: {text}"
+
+
 def not_loaded(what: str, name: str, error: Exception) -> Problem:
     """A model or data set that cannot be loaded: the first line of a long error, and what to check."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

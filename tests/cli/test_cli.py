@@ -1,10 +1,15 @@
 """The command `dew` as its user types it. Commands that train are in test_train.py."""
 
+import fcntl
 import json
+import os
 import re
+import struct
 import subprocess
 import sys
+import termios
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -231,8 +236,8 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
 
 def test_black_text_is_readable_on_every_credit():
     """Contrast as WCAG 2 defines it, (L + 0.05) / 0.05, is lowest on the full colours: at least 4.5."""
-    for rgb in (console.BLUE, console.ORANGE):
-        linear = [((c / 255 + 0.055) / 1.055) ** 2.4 for c in rgb]
+    for colour in (*console.BLUES, *console.ORANGES):
+        linear = [((int(colour[k : k + 2], 16) / 255 + 0.055) / 1.055) ** 2.4 for k in (1, 3, 5)]
         assert 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05 >= 4.5 * 0.05
 
 
@@ -249,6 +254,42 @@ def test_explain_lists_what_was_recorded(dew, tmp_path, words, says):
     assert code == 1 and says in err
 
 
+# ---- a terminal ---------------------------------------------------------------------------------
+PTY = """
+import sys
+from dew.cli.console import out, show_markdown
+from dew.cli.lab import _progress
+with _progress(quiet=False) as progress:
+    for k in range(1, 4):
+        progress(k / 3, f"countdown: generation {k} of 3")
+out.print("Words are never cut in two, and a path stays whole: /" + "long/" * 20)
+show_markdown("gtpo is ahead.\\n\\n"
+              "| difference | seeds | mean accuracy in training | accuracy at the end of training |\\n"
+              "| --- | --- | --- | --- |\\n| gtpo - dapo | 8 | **+0.020 [+0.016, +0.024]** | +0.001 [-0.1, +0.1] |")
+"""
+
+
+def test_a_terminal_overwrites_progress_wraps_at_words_and_fits_tables():
+    main, child = os.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm-256color"} | {"COLUMNS": "80"}
+    process = subprocess.Popen([sys.executable, "-c", PTY], stdout=child, stderr=child, env=environment)
+    os.close(child)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while more := os.read(main, 65536):
+            shown += more
+    os.close(main)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert "·" not in text and "\x1b[2K" in text  # lines are erased, not piled up
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "").splitlines()
+    assert "Words are never cut in two, and a path stays whole:" in [line.strip() for line in lines]
+    assert "/" + "long/" * 20 in lines
+    table = lines[lines.index("gtpo is ahead.") :]
+    assert max(map(len, table)) <= 80 and any("mean accuracy in training" in x and "+0.024]" in x for x in table)
+
+
 # ---- the live view -----------------------------------------------------------------------------
 def test_a_view_follows_a_run_as_it_grows(tmp_path):
     folder, view = RunFolder(tmp_path), runs.RunView(tmp_path)
@@ -260,7 +301,7 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
         )
     assert len(view.poll()) == 2 and view.poll() == []
     assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
-    assert "step 2/10  accuracy 0.200  tokens/s 5" in view.line()
+    assert "step 2/10  accuracy 0.200  tokens per second 5" in view.line()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line: not yet
     assert view.poll() == []

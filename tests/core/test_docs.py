@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -131,3 +132,8 @@ def test_the_site_builds(tmp_path):
         loaded = re.findall(r'(?:<script[^>]* src|<link[^>]*stylesheet[^>]* href)="(https?:[^"]+)"', page.read_text())
         assert not loaded, f"{page.name} loads {loaded}"
     shutil.rmtree(tmp_path)
+
+
+def test_the_pictures_of_gtpo_are_those_of_the_credit_functions():
+    pictures = runpy.run_path(str(ROOT / "scripts" / "gtpo_pictures.py"))["pictures"]()
+    assert {name: (ROOT / "docs" / "images" / f"{name}.svg").read_text() for name in pictures} == pictures

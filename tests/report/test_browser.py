@@ -10,7 +10,9 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import torch
 from dew import Rollouts, get_algorithm
 from dew.report import build, build_from_records
 from dew.report.serve import make_server
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, write_records
 from make_run import make_run, make_study
 
@@ -73,7 +75,8 @@ class Page:
 
     def table(self, selector: str) -> dict[str, float]:
         """A table of signals as numbers."""
-        return {name.strip(): number(v) for name, v in (text.split("\t") for text in self.texts(f"{selector} tr"))}
+        rows = (text.split("\t") for text in self.texts(f"{selector} tr"))
+        return {name.strip(): number(value) for name, *_, value in rows}
 
     def choose(self, label: str, value: str) -> None:
         self.tab.select_option(f"section:not([hidden]) label:has-text('{label}') select", value)
@@ -189,18 +192,25 @@ def test_pointing_at_a_token_shows_its_numbers(page: Page, mixed: GroupRecord) -
     for i, t in ((0, 0), (1, 12), (3, 30)):
         token = page.tab.locator(f'.answer[data-i="{i}"] .t[data-t="{t}"]')
         token.scroll_into_view_if_needed()
-        page.settle()  # scrolling puts the tip away
         token.hover()
         answer = mixed.answers[i]
-        lists = (answer.advantage, answer.shaped, answer.entropy, answer.logp, answer.ratio, answer.grpo)
-        names = ("Advantage", "Shaped reward r̃", "Entropy", "Log-probability", "Ratio", "GRPO")
-        expected = {name: values[t] for name, values in zip(names, lists, strict=True) if values}
-        assert page.table(".tip") == page.table(".panel .signals") == pytest.approx(expected, rel=1e-3)
+        credit, even = (answer.advantage or [])[t], (answer.grpo or [])[t]
+        expected = {"GRPO": even, "× weight": credit / even, "= credit": credit}
+        assert page.table(".panel .product") == pytest.approx(expected, rel=1e-3)
+        lists = (answer.entropy, answer.logp, answer.ratio)
+        expected = {name: (x or [])[t] for name, x in zip(("Entropy", "Log-probability", "Ratio"), lists, strict=True)}
+        assert page.table(".panel .signals") == pytest.approx(expected, rel=1e-3)
+        change = credit / even - 1
+        words = "just as" if abs(change) < 0.005 else f"{abs(change):.0%} {'more' if change > 0 else 'less'} than"
+        verb = "Credited" if answer.correct else "Blamed"
+        assert page.tab.inner_text(".panel .in-words").startswith(f"{verb} {words} under GRPO")
 
 
 def test_derivation_matches_the_recorded_advantage(page: Page, mixed: GroupRecord) -> None:
     for i, answer in enumerate(mixed.answers[:3]):
         page.tab.locator(f'.answer[data-i="{i}"] .t[data-t="9"]').click()
+        if i == 0:
+            page.tab.click(".panel summary")
         steps = page.texts(".panel .steps li")
         side = [a for a in mixed.answers if a.correct == answer.correct and len(a.tokens) > 9]
         x = [(a.entropy or [])[9] ** (1 if a.correct else -1) for a in side]
@@ -217,7 +227,7 @@ def test_derivation_matches_the_recorded_advantage(page: Page, mixed: GroupRecor
 
 
 def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
-    """Blue for credit, orange for blame; depth proportional to size, or stretched; another signal, other colours."""
+    """Blue for credit, orange for blame; by default relative to GRPO; another signal, other colours."""
     for i, answer in enumerate(mixed.answers):
         assert set(page.each(f'.answer[data-i="{i}"] .t', "e.dataset.hue")) == {"plus" if answer.correct else "less"}
         header = page.tab.locator(f'.answer[data-i="{i}"] .outcome').text_content()
@@ -225,16 +235,18 @@ def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
     right = next(i for i, a in enumerate(mixed.answers) if a.correct)
     tokens = f'.answer[data-i="{right}"] .t'
     credit, depth = mixed.answers[right].advantage or [], page.each(tokens, DEPTH)
+    assert [depth[t] for t in sorted(range(len(credit)), key=lambda t: credit[t])] == sorted(depth)
+    page.tab.keyboard.press("2")  # advantage
+    depth = page.each(tokens, DEPTH)
     ratios = [(depth[t] - 12) / credit[t] for t in range(len(credit)) if depth[t] < 100]
     assert max(ratios) == pytest.approx(min(ratios), rel=0.01)
-    page.choose("Colour", "contrast")
-    assert page.each(tokens, DEPTH) != depth
-    page.tab.keyboard.press("3")  # entropy
+    page.tab.keyboard.press("4")  # entropy
     values, depth = mixed.answers[right].entropy or [], page.each(tokens, DEPTH)
     assert [depth[t] for t in sorted(range(len(values)), key=lambda t: values[t])] == sorted(depth)
 
 
 def test_answers_filtered_sorted_by_position_and_by_method(page: Page, mixed: GroupRecord) -> None:
+    page.tab.click(".more-controls summary")
     page.choose("Show", "wrong")
     assert set(page.tab.locator(".answer .outcome").all_text_contents()) == {"✗ wrong"}
     page.choose("Show", "all")
@@ -287,12 +299,12 @@ def test_address_restores_the_view_the_filter_and_the_token(odd: Path, opened: A
     page = opened(odd, "#groups")
     page.choose("With", "mixed")
     page.tab.click("[data-mode=columns]")
-    page.tab.keyboard.press("2")
+    page.choose("Colour", "entropy")
     page.tab.locator('tr[data-i="3"] .t[data-t="1"]').click()
     again = opened(odd, page.tab.url[page.tab.url.index("#") :])
     again.tab.wait_for_selector('tr[data-i="3"] .t[data-t="1"].pinned')
     assert again.chosen("With") == "mixed" and again.count("[data-mode=columns][aria-pressed=true]") == 1
-    assert again.count("#group-controls [data-signal=entropy][aria-pressed=true]") == 1
+    assert again.chosen("Colour") == "entropy"
     assert again.tab.inner_text(".panel") == page.tab.inner_text(".panel")
 
 
@@ -315,12 +327,12 @@ def test_few_tab_stops_before_the_answers_and_one_in_a_figure(report: Path, open
 def test_seeds_as_mean_and_band_or_as_lines(report: Path, tmp_path: Path, opened: Any) -> None:
     other = make_run(tmp_path / "b", steps=90, groups=4, size=4, seed=3)
     page = opened(build([report.parent, other], tmp_path), "#curves")
-    first = ".chart >> nth=0 >>"
+    first = "#view-curves .chart >> nth=0 >>"
     assert page.chosen("Seeds") == "mean" and page.count(".chip") == 0  # a single arm
     assert page.texts(f"{first} .plot-line")[0].strip().startswith("gtpo · accuracy")
-    band = page.saved(".chart button:text-is('PNG')")
+    band = page.saved("#view-curves .chart button:text-is('PNG')")
     page.choose("Seeds", "each")
-    assert page.saved(".chart button:text-is('PNG')") != band
+    assert page.saved("#view-curves .chart button:text-is('PNG')") != band
     names = [text.split(" · ")[0].strip() for text in page.texts(f"{first} .plot-line")]
     assert names == ["synthetic-gtpo-seed0"] * 2 + ["synthetic-gtpo-seed3"] * 2
     page.tab.locator(f"{first} .u-over").hover(position={"x": 150, "y": 60})
@@ -328,7 +340,7 @@ def test_seeds_as_mean_and_band_or_as_lines(report: Path, tmp_path: Path, opened
     step = page.texts(f"{first} .plot-lines > .quiet")
     logged = next(m for m in RunFolder(report.parent).metrics() if f"step {m['step']}" == step[0])
     assert float(page.texts(f"{first} .plot-line b")[0]) == pytest.approx(logged["accuracy"], rel=1e-3)
-    assert page.texts(".chart >> nth=3 >> .plot-lines > .quiet")[:1] == step  # charts move together
+    assert page.texts("#view-curves .chart >> nth=3 >> .plot-lines > .quiet")[:1] == step  # charts move together
     page.tab.click(".chip:has-text('seed3')")
     assert page.count(f"{first} .plot-line") == 2 and page.tab.url.endswith("hide=1")
 
@@ -456,7 +468,7 @@ def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[st
 def test_minimal_records(tmp_path: Path, opened: Any, line: str) -> None:
     (tmp_path / "records.jsonl").write_text(line)
     page = opened(build_from_records(tmp_path / "records.jsonl"))
-    for name in ("curves", "credit", "groups"):
+    for name in ("credit", "groups"):
         page.tab.click(f"#tab-{name}")
     for mode in ("columns", "methods", "text"):
         page.tab.click(f"[data-mode={mode}]")
@@ -477,11 +489,11 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_results_show_every_arm_on_one_axis(compared: Path, opened: Any) -> None:
     page = opened(compared)
     row = '.row[data-metric="entropy"]'
-    assert page.each(f"{row} .row-line", "e.dataset.arm") == ["grpo", "gtpo"]
-    for algorithm, shown in zip(("grpo", "gtpo"), page.texts(f"{row} .row-values b"), strict=True):
+    assert page.each(f"{row} [data-arm]", "e.dataset.arm") == ["grpo", "gtpo"]
+    for algorithm, shown in zip(("grpo", "gtpo"), page.each(f"{row} .row-values b", "e.textContent"), strict=True):
         metrics = [RunFolder(compared.parent / f"{algorithm}-{seed}").metrics()[-4:] for seed in (0, 1)]
         assert float(shown) == pytest.approx(sum(m["entropy"] for of in metrics for m in of) / 8, rel=1e-3)
-    assert "too few seeds (2 of at least 5)" in page.texts(f"{row} .row-difference")[1]
+    assert "too few seeds (2 of at least 5)" in page.each(f"{row} .row-difference", "e.textContent")[1]
     page.tab.click(f"{row} h3 a")
     page.tab.wait_for_selector("#view-curves .wanted")
     assert "entropy" in page.tab.locator(".wanted").inner_text().lower()
@@ -501,15 +513,19 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     page.tab.click("#tab-curves")
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)
-    assert len(set(marks)) == 12 and page.chosen("Seeds") == "mean"
+    assert len(set(marks)) == 12 and page.chosen("Seeds") == "mean" and page.chosen("Show") == "differences"
     page.tab.hover(".chip:has-text('synthetic(9)')")
-    last = [content["runs"][r]["metrics"]["entropy"][-1] for r in arms[9]["runs"]]
+    last, base = ([content["runs"][r]["metrics"]["entropy"][-1] for r in arms[k]["runs"]] for k in (9, 0))
     chart = page.tab.locator("[data-metrics=entropy]")
-    assert float(chart.locator(".plot-line b").inner_text()) == pytest.approx(sum(last) / 6, rel=1e-3)
+    shown = number(chart.locator(".plot-line b").inner_text())
+    assert shown == pytest.approx(sum(last) / 6 - sum(base) / 6, rel=1e-2)  # from the baseline
+    assert page.tab.title().endswith("· dew") and page.count("#tab-groups:visible") == 0
     page.choose("Seeds", "each")
     assert page.count(".chip") == 12  # 72 runs, but one entry per arm
     page.tab.click(".chip >> nth=1")
-    assert page.tab.url.endswith("hide=6.7.8.9.10.11") and "66 lines" in page.tab.inner_text(".chart >> nth=0")
+    assert page.tab.url.endswith("hide=6.7.8.9.10.11") and "66 lines" in page.tab.inner_text(
+        "#view-curves .chart >> nth=0"
+    )
     page.choose("Task", "synthetic-1")
     assert "task=synthetic-1" in page.tab.url and page.each(".chip .dot", look) == marks
     assert page.texts(".chip")[1].startswith("synthetic(1) @ 0.0002")
@@ -544,8 +560,8 @@ def odd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_flipped_tokens_are_found_marked_and_counted(odd: Path, opened: Any) -> None:
     """Three answers with one token each, and one with one: four flipped tokens in one of three groups."""
     page = opened(odd)
-    assert "1 of 3 recorded groups have credit of the wrong sign" in page.tab.inner_text(".finding.bad")
-    page.tab.click(".finding.bad a")
+    assert "1 of 3 recorded groups have credit of the wrong sign" in page.tab.inner_text(".finding.amber")
+    page.tab.click(".finding.amber a")
     page.wait_for_group(1, 1)
     assert page.count(".group-link") == 1 and "with=flipped" in page.tab.url
     assert page.each(".answer .t.flip", "e.textContent") == [" four", " maybe"]
@@ -558,9 +574,62 @@ def test_flipped_tokens_are_found_marked_and_counted(odd: Path, opened: Any) -> 
     assert page.tab.get_attribute("th:has([data-by=step])", "aria-sort") == "ascending" and "by=-step" in page.tab.url
 
 
+def test_a_wrong_answer_beside_its_nearest_correct_one(page: Page, mixed: GroupRecord) -> None:
+    wrong = next(i for i, a in enumerate(mixed.answers) if not a.correct)
+    answer = mixed.answers[wrong]
+    starts = {
+        j: next(t for t, (x, y) in enumerate(zip(answer.tokens, a.tokens, strict=False)) if x != y)
+        for j, a in enumerate(mixed.answers)
+        if a.correct
+    }
+    j, at = max(starts.items(), key=lambda item: item[1])
+    size = [abs(x) for x in answer.advantage or []]
+    before, here, after = (f"{sum(x) / sum(size):.0%}" for x in (size[:at], size[at : at + 1], size[at + 1 :]))
+    box = page.tab.locator(f'.answer[data-i="{wrong}"] .diverges')
+    text = (
+        f"Leaves correct answer #{j + 1} at token {at + 1}: {before} of the blame before, {here} at it, {after} after"
+    )
+    assert box.locator("summary").inner_text() == text
+    box.locator("summary").click()
+    shown = box.locator(".beside .tokens").evaluate_all("(es) => es.map((e) => e.querySelector('.t').textContent)")
+    assert shown == [answer.tokens[at], mixed.answers[j].tokens[at]]
+
+
+def test_back_closes_the_list_of_tokens(report: Path, opened: Any) -> None:
+    page = opened(report, "#credit")
+    page.tab.locator(".bar-right").first.click()
+    playwright.expect(page.tab.locator("#tokens")).to_be_visible()
+    page.tab.go_back()
+    playwright.expect(page.tab.locator("#tokens")).to_be_hidden()
+    assert "#credit" in page.tab.url
+
+
+@pytest.mark.parametrize("status", ["failed", "killed", "running"])
+def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any, status: str) -> None:
+    run = RunFolder(tmp_path / "tc")
+    error = "ValueError: reward boom" if status == "failed" else None
+    run.write_run({"name": "tc", "status": "failed" if error else "running", "error": error, "steps": 60})
+    now = time.time()
+    for step in range(1, 13):
+        run.append_metrics({"step": step, "time": now + 10 * (step - 12), "accuracy": 0.05 * step})
+    run.append_alarm({"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."})
+    (run.path / ".lock").touch()
+    with lock(run.path) if status == "running" else nullcontext():
+        page = opened(build([run.path]), viewport=PHONE)
+    first, about = page.texts(".finding")[0], page.tab.inner_text(".report-title")
+    if status == "running":
+        assert "running · 12/60 · 8 min left · last step at" in about and page.tab.title() == "12/60 ▲1 tc · dew"
+        assert "Too long." in first
+    else:
+        how = {"failed": "Stopped by an error at step 12 of 60: ValueError: reward boom", "killed": "Killed"}[status]
+        assert how in first and status in about and page.tab.title() == "tc · dew"
+    assert page.tab.evaluate(FITS)
+
+
 def test_repeated_answers_and_prompts_markup_and_hits(odd: Path, opened: Any) -> None:
     page = opened(odd, "#step=1&group=1")
     assert page.count(".answer") == 2 and page.texts(".times") == ["× 3"]
+    page.tab.click(".more-controls summary")
     page.choose("Identical answers", "no")
     assert page.count(".answer") == 4 and page.count(".t.markup") == 3
     prompt = page.tab.inner_text(".prompt")
@@ -579,7 +648,7 @@ def test_repeated_answers_and_prompts_markup_and_hits(odd: Path, opened: Any) ->
 
 def test_downloads(report: Path, odd: Path, tmp_path: Path, opened: Any) -> None:
     logged = [m["accuracy"] for m in RunFolder(report.parent).metrics()]
-    shown = [float(row["accuracy"]) for row in opened(report, "#curves").saved_rows(".chart")]
+    shown = [float(row["accuracy"]) for row in opened(report, "#curves").saved_rows("#view-curves .chart")]
     assert shown == pytest.approx(logged, rel=1e-5)
     assert opened(report, "#credit").saved("#view-credit button:text-is('PNG')").startswith(b"\x89PNG")
     rows = opened(odd, "#step=1&group=1").saved_rows("#group-controls")
@@ -618,11 +687,10 @@ def test_view_follows_a_run_from_its_start(tmp_path: Path, opened: Any) -> None:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         tab = opened(address).tab
-        for name in ("overview", "groups", "credit", "curves"):
-            tab.click(f"#tab-{name}")
-            assert tab.inner_text(f"#view-{name}").strip()
+        assert tab.locator("#tabs a:visible").count() == 1  # there is nothing else to see yet
         RunFolder(tmp_path).append_metrics({"step": 1, "accuracy": 0.5})
-        tab.wait_for_selector("#view-curves canvas", timeout=20_000)
+        tab.click("#tab-curves", timeout=20_000)
+        tab.wait_for_selector("#view-curves canvas")
         assert tab.inner_text(".live").startswith("live")
     finally:
         server.shutdown()

@@ -34,7 +34,7 @@ from dew.report.serve import View, make_server
 from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
 from dew.rewards import Verdict
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, read_records, write_records
 from make_run import make_run, make_study
 
@@ -461,6 +461,43 @@ def test_an_alarm_of_several_runs_is_one_finding() -> None:
     assert [f["text"] for f in found] == ["a: Too long. (step 3, 7 steps in all) In 3 of 3 runs of grpo."]
 
 
+@pytest.mark.parametrize(
+    ("status", "error", "checkpoint", "says", "remedy"),
+    [
+        ("failed", "RewardError: boom", True, "Stopped by an error at step 12 of 60: RewardError: boom", "dew resume"),
+        (
+            "running",
+            None,
+            False,
+            "Killed: its process ended without an error, often out of memory, at step 12",
+            "again",
+        ),
+        ("stopped", None, True, "Interrupted at step 12 of 60.", "Resume with `dew resume run`."),
+    ],
+)
+def test_why_a_run_ended_is_the_first_finding(tmp_path, status, error, checkpoint, says, remedy) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.write_run({"status": status, "error": error, "steps": 60})
+    folder.append_metrics({"step": 12, "accuracy": 0.5, "reward": 0.5})
+    folder.append_alarm({"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."})
+    if checkpoint:
+        (folder.path / "checkpoint-10").mkdir()
+    if status == "running":
+        with lock(folder.path):
+            page = report_of(build([folder.path]))
+            assert page["findings"][0]["text"].startswith("Too long.") and page["runs"][0]["facts"]["status"] == status
+    content = report_of(build([folder.path]))
+    assert content["findings"][0]["text"].startswith(says) and remedy in content["findings"][0]["remedy"]
+    assert content["headline"] == "12 of 60 steps: 50% solved"
+
+
+def test_a_run_without_a_lock_file_is_killed_if_it_is_silent(tmp_path) -> None:
+    folder = RunFolder(tmp_path)
+    for age, alive in ((3000.0, False), (5.0, True)):
+        folder.write_metrics([{"step": k, "time": time.time() - age + k} for k in (1, 2)])
+        assert folder.alive() is alive
+
+
 def test_tokens_of_an_arm_are_one_finding() -> None:
     """In each of two runs one of one groups has one flipped token of four."""
     right = answer(True, entropy=[0.5, 0.001], advantage=[1.0, -1.0])
@@ -469,8 +506,8 @@ def test_tokens_of_an_arm_are_one_finding() -> None:
     runs = [replace(run_with(name, name[0], i % 2), groups=[group]) for i, name in enumerate(("a-0", "a-1", "b-0"))]
     found = [f for f in content_of(runs)["findings"] if f.get("link", "").startswith("#groups")]
     assert [(f["kind"], f["text"].split(" recorded")[0], f["link"]) for f in found] == [
-        ("bad", "a: 2 of 2", "#groups&with=flipped&by=flipped"),
-        ("bad", "b: 1 of 1", "#groups&in=3&with=flipped&by=flipped"),
+        ("amber", "a: 2 of 2", "#groups&with=flipped&by=flipped"),
+        ("amber", "b: 1 of 1", "#groups&in=3&with=flipped&by=flipped"),
     ]
     assert "2 tokens, 25.0% of those that train." in found[0]["text"]
 

@@ -11,7 +11,7 @@ import typer.core
 
 from dew import __version__
 from dew.cli.console import LogToConsole, PlainRecord, err, show_error
-from dew.errors import DewError, Problem, user_line
+from dew.errors import DewError, Problem, in_one_line
 
 SECTIONS = {
     "Start": ("demo", "recipes"),
@@ -91,7 +91,6 @@ def _explain(error: Exception) -> int:
     elif isinstance(error, OSError) and error.filename:
         show_error([Problem(f"{error.filename}: {error.strerror or error}.")])
     else:
-        text = str(error).strip().split("\n", maxsplit=1)[0]
         advice = "Set DEW_TRACEBACK=1 in the environment to see the traceback."
-        show_error([Problem(f"{type(error).__name__}{user_line(error)}: {text}", remedy=advice)])
+        show_error([Problem(in_one_line(error), remedy=advice)])
     return 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json
+from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run
 from dew.cli.runs import Child, RunView, live, run_all
 from dew.errors import ConfigError, Problem
@@ -81,7 +81,9 @@ def compare(
     if as_json:
         print_json(content)
         return
-    out.print(f"\n{text}\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}")
+    out.print()
+    show_markdown(text)
+    out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}")
 
 
 def _algorithms(text: str, settings: Mapping[str, Any] | None = None) -> dict[str, str]:

@@ -6,12 +6,15 @@ control character of the text reaches the terminal, only rich's own colours and 
 
 import json
 import logging
+import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
@@ -23,17 +26,32 @@ from dew.run.folder import is_main_process
 
 
 class PlainConsole(Console):
-    """Prints text as text, in whole lines: paths and commands can be copied."""
+    """Prints text as text. A terminal wraps it at words and never inside one, so that paths can be copied."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **settings)
 
     def print(self, *objects: Any, **settings: Any) -> None:
-        super().print(*objects, **{"soft_wrap": all(isinstance(x, str) for x in objects), **settings})
+        if all(isinstance(x, str | Text) for x in objects):
+            if self.is_terminal and not settings.get("soft_wrap"):
+                objects = tuple(_wrapped(Text(x) if isinstance(x, str) else x, self.width) for x in objects)
+            settings["soft_wrap"] = True
+        super().print(*objects, **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(shown(segment.text), segment.style)
+
+
+def _wrapped(text: Text, width: int) -> Text:
+    lines = list[Text]()
+    for line in text.split("\n", allow_blank=True):
+        starts = [0]
+        for word in re.finditer(r"\S+", line.plain):
+            if word.end() - starts[-1] > width and word.start() > starts[-1]:
+                starts.append(word.start())
+        lines += line.divide(starts[1:])
+    return Text("\n").join(lines)
 
 
 def shown(text: str) -> str:
@@ -79,7 +97,7 @@ def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
         lines += [Text(f"{indent}→ {problem.remedy}", style="bold")] if problem.remedy else []
     if len(lines) > MAX_ERROR_LINES:
         lines = [*lines[: MAX_ERROR_LINES - 1], Text(f"... and {len(lines) - MAX_ERROR_LINES + 1} more lines")]
-    err.print(Text(f"{who}error: ", style="bold red") + Text("\n").join(lines), soft_wrap=True)
+    err.print(Text(f"{who}error: ", style="bold red") + Text("\n").join(lines))
 
 
 MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "bold red"), "skipped": ("–", "dim")}
@@ -105,8 +123,34 @@ def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
 
 
-BLUE, ORANGE = (80, 140, 255), (235, 130, 30)
-"""Positive and negative credit: colour-blind readers can distinguish them, and black text is readable on both."""
+def show_markdown(text: str) -> None:
+    """Print Markdown as dew writes it: paragraphs, headings, and tables, whose rows become blocks if too wide."""
+    lines = text.strip().splitlines()
+    for is_table, block in groupby(lines, key=lambda line: line.startswith("|")):
+        if not is_table:
+            for line in block:
+                out.print(Text(line.removeprefix("## "), style="bold" if line.startswith("## ") else ""))
+            continue
+        head, _, *rows = ([Text(x.strip("*"), "bold" * ("**" in x)) for x in row[2:-2].split(" | ")] for row in block)
+        table = _table(head, rows)
+        if out.measure(table, options=out.options.update(max_width=10_000)).maximum > out.width:
+            long = [[row[0] if k == 1 else Text(), head[k], row[k]] for row in rows for k in range(1, len(head))]
+            table = _table([head[0], Text(), Text()], long)
+        out.print(table)
+
+
+def _table(head: Sequence[Text], rows: Iterable[Sequence[Text]]) -> Table:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for k, name in enumerate(head):
+        table.add_column(name, overflow="fold", justify="right" if k and len(head) > 3 else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+BLUES, ORANGES = ("#d7d7ff", "#afd7ff", "#87afff", "#5f87ff"), ("#ffd7af", "#ffaf5f", "#ff8700", "#d75f00")
+"""Positive and negative credit, in colours that a terminal with 256 of them has: colour-blind readers can distinguish
+them, and black text is readable on all."""
 
 
 def by_credit(tokens: Sequence[str], credit: Sequence[float], scale: float, marked: Sequence[bool] = ()) -> Text:
@@ -116,7 +160,6 @@ def by_credit(tokens: Sequence[str], credit: Sequence[float], scale: float, mark
         style = "underline " if marked and marked[i] else ""
         depth = min(1.0, abs(x) / scale) if scale else 0.0
         if depth > 0.02:
-            rgb = [round(255 - (255 - c) * depth) for c in (BLUE if x > 0 else ORANGE)]
-            style += f"#000000 on rgb({rgb[0]},{rgb[1]},{rgb[2]})"
+            style += f"#000000 on {(BLUES if x > 0 else ORANGES)[math.ceil(4 * depth) - 1]}"
         line.append(printable(token), style=style.strip())
     return line

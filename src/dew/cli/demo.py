@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.compare import train_grid, without_per_run
-from dew.cli.console import out
+from dew.cli.console import out, show_markdown
 from dew.cli.recipes import get
 from dew.cli.runs import clock
 from dew.rewards.process import cores
@@ -58,7 +58,7 @@ def demo(
         (f"dew compare {RECIPE} --algorithms {BASELINE},{RULE}", "five seeds of each, paired"),
         (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
     ):
-        out.print(f"  {words:52} {what}")
+        out.print(f"  {words}\n      {what}")
 
 
 def _heading(text: str) -> None:
@@ -69,10 +69,10 @@ def _announce(steps: int, folder: Path) -> None:
     _heading("What this does")
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl"))
     out.print(
-        "A bundled language model with 0.6 million parameters learns countdown: reach a target from six numbers.\n"
+        "A bundled language model with 0.6 million parameters learns countdown: reach a target from six numbers. "
         "It trains twice, rewarded only for correct answers: with DAPO, which gives all tokens of an answer the same "
-        "credit,\nand with dew, which gives more of a correct answer's credit to tokens where the policy was uncertain."
-        f"\nAll else is the same: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n"
+        "credit, and with dew, which gives more of a correct answer's credit to tokens where the policy was uncertain. "
+        f"All else is the same: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n\n"
         "On two idle cores this takes four to seven minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
         f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; output in {folder}"
     )
@@ -85,7 +85,8 @@ def _results(results: list["Result"], page: Path) -> None:
     _heading(f"{RULE} compared with {BASELINE}")
     text = summary(results, compare_runs(results, BASELINE))
     findings = [finding["text"] for finding in json.loads(page.with_suffix(".json").read_bytes())["findings"]]
-    out.print("\n".join([text, *(finding for finding in findings if finding not in text)]))
+    show_markdown(text)
+    out.print("\n".join(["", *(finding for finding in findings if finding not in text)]))
     measured = json.loads(get(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py
     out.print("\n".join(["", *many_seeds(measured)]))
 

@@ -1,13 +1,17 @@
 """`dew lab`: does a credit rule help? Many paired runs at once, of small policies or of LoRA adapters on a model."""
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json
+from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import mapping
 from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
@@ -67,22 +71,23 @@ def lab(
         remedy = "Name a model with --model, or leave it out."
         raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
     try:
-        found = study(
-            arms or ["dapo", "dew"],
-            output=folder,
-            model=model,
-            tasks=task or ["gsm8k" if model else "countdown-4"],
-            reward=reward,
-            task_settings=of_task,
-            seeds=seeds or (2 if quick else 8),
-            first_seed=first_seed,
-            learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
-            settings=_settings(given, model, quick),
-            controls=controls,
-            device=device,
-            say=say,
-            progress=(lambda *_: None) if as_json else _show_progress,
-        )
+        with _progress(quiet=as_json) as progress:
+            found = study(
+                arms or ["dapo", "dew"],
+                output=folder,
+                model=model,
+                tasks=task or ["gsm8k" if model else "countdown-4"],
+                reward=reward,
+                task_settings=of_task,
+                seeds=seeds or (2 if quick else 8),
+                first_seed=first_seed,
+                learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
+                settings=_settings(given, model, quick),
+                controls=controls,
+                device=device,
+                say=say,
+                progress=progress,
+            )
     except KeyboardInterrupt:
         raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
     text = markdown(found)
@@ -91,7 +96,9 @@ def lab(
         tasks = dict.fromkeys(result.task for result in found)
         print_json([finite(d.to_json()) for task in tasks for d in differences(found, task)])
     else:
-        out.print(f"\n{text}\n\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+        out.print()
+        show_markdown(text)
+        out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
 
 
 QUICK_RATE = 2e-3
@@ -125,9 +132,13 @@ def _export(words: list[str]) -> None:
     out.print(f"{target}: a PEFT adapter for {base}.")
 
 
-def _show_progress(share: float, line: str) -> None:
-    """One line: on a terminal it is overwritten, elsewhere it is printed at every quarter."""
-    if out.is_terminal:
-        out.print(line.ljust(out.width - 1), end="\n" if share == 1 else "\r")
-    elif (4 * share).is_integer():
-        out.print(line)
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
+    """A bar on a terminal; elsewhere a line at every quarter."""
+    if quiet or not out.is_terminal:
+        yield lambda share, line: out.print(line) if not quiet and (4 * share).is_integer() else None
+        return
+    text = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
+    with Progress(BarColumn(16), text, console=out, transient=True) as bar:
+        task = bar.add_task("", total=1.0, visible=False)
+        yield lambda share, line: bar.update(task, completed=share, description=line, visible=True)

@@ -1,9 +1,10 @@
 """`dew report`, `dew view` and `dew explain`: runs as an HTML page, as a page during training, in the terminal."""
 
+import time
 import webbrowser
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.padding import Padding
@@ -15,9 +16,6 @@ from dew.errors import ConfigError, Problem, RecordError
 from dew.files import stay_inside
 from dew.run.folder import RunFolder
 from dew.run.records import GroupRecord, read_records, record_path
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()
@@ -46,8 +44,14 @@ def view(
 
     The server listens on 127.0.0.1 only, under an address with a random token. Ctrl-C stops it.
     """
+    from dew.report.readers import has_run
     from dew.report.serve import make_server
 
+    waiting = [folder for folder in folders if not folder.is_file() and not has_run(folder)]
+    if waiting:
+        out.print(f"Waiting for a run in {', '.join(map(str, waiting))}. Ctrl-C stops.")
+    while not all(has_run(folder) for folder in waiting):
+        time.sleep(0.5)
     server, address = make_server(folders, port)
     with server:
         out.print(f"{address}\nThe page updates as the runs train. Only this machine can open it. Ctrl-C stops it.")
@@ -122,4 +126,9 @@ def _show_group(group: GroupRecord) -> None:
                 low, high = (f"{end(trained):+.3f}" for end in (min, max))
                 line += f"   {name} {low if low == high else f'{low} to {high}'}"
         out.print(line + f"   {sum(flipped)} of the wrong sign" * any(flipped))
+        if a.entropy and any(live):  # 1/H of small entropies decides in wrong answers: digits, not decimals
+            H = list(compress(a.entropy, live))
+            most = max(compress(range(len(credit)), live), key=lambda t: abs(credit[t]))
+            largest = f"   largest: {printable(a.tokens[most])} {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"
+            out.print(Text(f"  entropy {min(H):.3g} to {max(H):.3g}{largest * (len(set(credit)) > 1)}", style="dim"))
         out.print(Padding(by_credit(a.tokens, credit, scale, flipped), (0, 0, 1, 2)))

@@ -34,9 +34,9 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 COLUMNS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
-    "entropy": ("entropy", "{:.3f}"),
-    "length": ("length/mean", "{:.1f}"),
-    "tokens/s": ("tokens_per_second", "{:,.0f}"),
+    "entropy": ("entropy", "{:.3g}"),
+    "tokens per answer": ("length/mean", "{:.1f}"),
+    "tokens per second": ("tokens_per_second", "{:,.0f}"),
 }
 
 
@@ -143,7 +143,7 @@ def screen(views: Sequence[RunView]) -> RenderableType:
         view.poll()
     columns = [head for head in COLUMNS if any(head in view.metrics() for view in views)]
     table = Table(show_edge=False, pad_edge=False)
-    for head in ("run", "step", "left", *columns):
+    for head in ("run", "step", "time left", *columns):
         table.add_column(head, justify="left" if head == "run" else "right")
     for view in views:
         left, metrics = view.seconds_left, view.metrics()

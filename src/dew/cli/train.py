@@ -146,7 +146,7 @@ def _print_plan(parsed: "Parsed", as_json: bool) -> None:
     if as_json:
         print_json({**parsed.run.to_dict(), "algorithm_settings": settings, "plan": found})
         return
-    out.print(to_yaml(parsed.run))
+    out.print(to_yaml(parsed.run), soft_wrap=True)
     out.print("\n".join(f"{heading:12} {printable(text)}" for heading, text in found.items()))
 
 
@@ -234,7 +234,7 @@ def _print_command(launch: "Launch", checked: bool, as_json: bool) -> None:
     lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
         lines.append("verl is not installed here: its own keys are checked when the command runs.")
-    out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")))
+    out.print("".join(f"# {line}\n" for line in lines) + shell_text(command(launch, "python")), soft_wrap=True)
 
 
 def _train_on_verl(launch: "Launch", folder: Path) -> None:

@@ -134,7 +134,7 @@ def table_note(differences: Sequence[Difference]) -> str:
 
 
 def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str:
-    """The mean of each arm, the differences from the baseline, and the verdicts."""
+    """The verdicts, the mean of each arm, and the differences from the baseline."""
     scores = main_scores(score for score in results[0].scores if all(score in r.scores for r in results))
     rows = []
     for arm in dict.fromkeys(r.arm for r in results):
@@ -146,4 +146,4 @@ def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str
         text += "\nMean ± standard deviation over seeds.\n"
     if not differences:
         return text
-    return "\n".join([text, difference_table(differences), table_note(differences), *verdicts(differences)]) + "\n"
+    return "\n\n".join([*verdicts(differences), text, difference_table(differences), table_note(differences)])

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,9 @@ from dew.credit import forking_mask, grpo_advantages
 from dew.credit.weighting import H_FLOOR
 from dew.engines.compat import installed
 from dew.engines.credit import Credit, Rows
-from dew.errors import ConfigError
+from dew.errors import ConfigError, in_one_line
 from dew.run.alarms import Alarms
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, hold
 from dew.run.records import AnswerRecord, GroupRecord
 
 logger = logging.getLogger("dew")
@@ -43,6 +43,7 @@ class RunLog:
         self.alarms = Alarms()
         self._writes = writes
         self._rewards_seen = False
+        self._lock: IO[Any] | None = None
 
     def check_rewards(
         self, step: int, algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, chosen: bool
@@ -100,15 +101,21 @@ class RunLog:
             "git_commit": git_commit(),
             "started": self.folder.run().get("started", datetime.now(UTC).isoformat(timespec="seconds")),
             "status": "running",
+            "finished": None,
+            "error": None,
         }
+        self._lock = hold(self.folder.path)
         self.folder.write_run({**run, **facts})
         for warning in algorithm.warnings():
             logger.warning("%s: %s", algorithm.name, warning)
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, error: BaseException | None = None) -> None:
         if self._writes:
+            text = in_one_line(error)[:1000] if error is not None and status == "failed" else None
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            self.folder.write_run({"status": status, "finished": finished, "alarms": self.alarms.steps})
+            self.folder.write_run({"status": status, "finished": finished, "error": text, "alarms": self.alarms.steps})
+            if self._lock:
+                self._lock.close()
 
     def _checkpoints(self) -> list[int]:
         names = (path.name.removeprefix("checkpoint-") for path in self.folder.path.glob("checkpoint-*"))

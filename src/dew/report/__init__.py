@@ -12,7 +12,7 @@ from dew import __version__
 from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
 from dew.report.readers import Run, evenly, read_records_file, read_runs, run_folders
-from dew.report.results import arms_of, findings_of, rows_of
+from dew.report.results import arms_of, findings_of, headline, rows_of
 from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import write_report
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
@@ -92,7 +92,8 @@ def _results(runs: Sequence[Run], summaries: Sequence[Sequence[Json]] = ()) -> J
     rows = rows_of(runs, arms)
     findings = findings_of(runs, arms, rows, summaries)
     rows = [{**row, "differences": [d.to_json() for d in row["differences"]]} for row in rows]
-    return {"findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
+    said = headline(runs, arms, rows)
+    return {"headline": said, "findings": finite(findings), "rows": finite(rows), "arms": arms, "settings": settings}
 
 
 def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:
@@ -142,16 +143,16 @@ def _thin_steps(metrics: Sequence[Json], points: int) -> Sequence[Json]:
 
 def _columns(metrics: Sequence[Json]) -> Json:
     """Lines -> columns of equal length, null if a step lacks a metric."""
-    rounded = [{name: _six(value) for name, value in line.items()} for line in metrics]
+    rounded = [{name: _short_number(x, 12 if name == "time" else 6) for name, x in line.items()} for line in metrics]
     names = dict.fromkeys(name for line in rounded for name, value in line.items() if value is not None)
     return {name: [line.get(name) for line in rounded] for name in names}
 
 
-def _six(x: Any) -> float | int | None:
-    """A number with six significant digits, enough for a curve; None: not a number."""
+def _short_number(x: Any, digits: int) -> float | int | None:
+    """A number with so many significant digits, six for a curve; None: not a number."""
     if not isinstance(x, int | float) or isinstance(x, bool) or not math.isfinite(x):
         return None
-    return x if isinstance(x, int) else float(f"{x:.6g}")
+    return x if isinstance(x, int) else float(f"{x:.{digits}g}")
 
 
 def _group(group: GroupRecord, numbers: Json) -> Json:

@@ -57,6 +57,10 @@ def run_folders(folder: Path) -> list[Path]:
     return [p for p in found if p.parent not in found] or [folder]
 
 
+def has_run(folder: Path) -> bool:
+    return any(_kind(inner) for inner in run_folders(folder))
+
+
 def _kind(folder: Path) -> str | None:
     """The trainer that wrote this folder; None: it is not a run."""
     if any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records")):
@@ -110,6 +114,8 @@ def _dew_run(folder: Path, share: int) -> Run:
             raise
         except RecordError as error:
             notices.append(str(error))
+    if found.get("facts", {}).get("status") == "running" and not run.alive():
+        found["facts"]["status"] = "killed"
     found["groups"], found["sample"], unread = read_sample(run.record_files(), share)
     if config.is_file():
         found["config"] = config.read_text(errors="replace")[:MAX_CONFIG]

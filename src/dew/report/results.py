@@ -6,6 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 from urllib.parse import quote
@@ -232,6 +233,30 @@ def _reference(arms: Sequence[Json], arm: Json) -> Json:
     return rate[0] if rate and rate[0] is not arm else same[0]
 
 
+def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> str:
+    """Model, task, budget and result: "tiny6 on countdown, 320 steps: dew 8% to 40% solved, dapo 35%"."""
+    facts = runs[0].facts
+    model, data = (str(facts[name]) if facts.get(name) else "" for name in ("model", "data"))
+    steps = max((run.metrics[-1]["step"] for run in runs if run.metrics), default=0)
+    of = max((n for run in runs if isinstance(n := run.facts.get("steps"), int)), default=steps)
+    budget = f"{steps} of {of} steps" if steps < of else f"{steps} step{'s' * (steps != 1)}" if steps else ""
+    about = " on ".join(text for text in (Path(model).name, data) if text)
+    about = ", ".join(text for text in (about, budget) if text)
+    by_name = {row["name"]: row for row in reversed(rows) if any(x is not None for x in row["after"])}
+    name = next((x for x in ("pass@1", "eval/pass@1", "accuracy", "reward") if x in by_name), None)
+    show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
+    texts: list[str] = []
+    for arm in [*arms[1:4], arms[0]] if name else ():
+        both = (by_name[name][when] for when in ("before", "after"))
+        before, after = ([x for i in arm["runs"] if (x := values[i]) is not None] for values in both)
+        if after:
+            start = f"{show(fmean(before))} to " if before and not texts else ""
+            label = f"{arm['label']} " if len(arms) > 1 else ""
+            texts.append(f"{label}{start}{show(fmean(after))}{'' if texts else f' {what}'}")
+    more = f" and {len(arms) - 4} more" if len(arms) > 4 else ""
+    return ": ".join(text for text in (about, ", ".join(texts) + more if texts else "") if text)
+
+
 # ── findings in words ───────────────────────────────────────────────────────────────────────────────────────
 
 MAX_CHECKED = 20_000
@@ -245,16 +270,45 @@ def findings_of(
 ) -> list[Json]:
     """Verdicts, then scores, alarms and what the recorded tokens show, the bad first: {kind, text, remedy?, link?}.
 
-    The kind is good, bad or note, and the link is an address within the page. `summaries`: of each run's groups.
+    The kind is verdict, good, bad, amber (a property of the rule) or note, and the link is an address within the page.
+    `summaries`: of each run's groups.
     """
-    found = [*_score_changes(runs, arms, rows), *_alarms(runs, arms), *_tokens(runs, arms, summaries)]
+    alarms, tokens = _alarms(runs, arms), _tokens(runs, arms, summaries)
+    for sign in [finding for finding in alarms if finding["alarm"] == "wrong_sign"]:
+        sign["kind"] = "amber"
+        for finding in tokens:  # what the records say about it is more exact
+            finding["remedy"] = sign["remedy"]
+        alarms = [finding for finding in alarms if finding is not sign or not tokens]
+    found = [*_score_changes(runs, arms, rows), *alarms, *tokens]
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
-    order = {"bad": 0, "good": 1, "note": 2}
-    return [*_verdicts(rows), *sorted(found, key=lambda finding: order[finding["kind"]])]
+    ended = [text for i, run in enumerate(runs) if (text := _ended(run, _who(runs, i)))]
+    order = {"bad": 0, "amber": 1, "good": 2, "note": 3}
+    return [*ended, *_verdicts(rows), *sorted(found, key=lambda finding: order[finding["kind"]])]
 
 
 def _who(runs: Sequence[Run], i: int) -> str:
     return f"{runs[i].name}: " if len(runs) > 1 else ""
+
+
+HOW = {
+    "failed": "Stopped by an error",
+    "killed": "Killed: its process ended without an error, often out of memory,",
+    "stopped": "Interrupted",
+}
+
+
+def _ended(run: Run, who: str) -> Json | None:
+    """Why a run that is not complete no longer trains, and how to resume it."""
+    status, of = run.facts.get("status"), run.facts.get("steps")
+    if status not in HOW:
+        return None
+    step = run.metrics[-1]["step"] if run.metrics else 0
+    error = f": {run.facts['error']}" if run.facts.get("error") else "."
+    folder = run.folder if run.folder and not run.folder.is_absolute() else Path(run.name)
+    resumes = run.folder and any(run.folder.glob("checkpoint*"))
+    remedy = f"Resume with `dew resume {folder}`." if resumes else "No checkpoint was saved: train again."
+    text = f"{who}{HOW[status]} at step {step}{f' of {of}' if of else ''}{error}"
+    return {"kind": "note" if status == "stopped" else "bad", "text": text, "remedy": remedy, "link": "#curves"}
 
 
 def _verdicts(rows: Sequence[Json]) -> list[Json]:
@@ -262,7 +316,7 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
     scored = scored or [row for row in rows if row["differences"]][:1]
     judged = [*scored, *(row for row in rows if row["name"] == "entropy" and row not in scored)]
     texts = verdicts([d for row in judged for d in row["differences"]])
-    return [{"kind": "note", "link": scored[0]["link"], "text": text} for text in texts]
+    return [{"kind": "verdict", "link": scored[0]["link"], "text": text} for text in texts]
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
@@ -341,7 +395,7 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
                 f"{flipped:,} tokens, {flipped / sum(group['trained'] for group in groups):.1%} of those that train."
             )
             link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
-            found.append({"kind": "bad", "text": text, "link": f"{link}&with=flipped&by=flipped"})
+            found.append({"kind": "amber", "text": text, "link": f"{link}&with=flipped&by=flipped"})
     return found
 
 

@@ -93,16 +93,36 @@ def summary(group: GroupRecord) -> Json:
     }
 
 
+def around_divergence(group: GroupRecord) -> list[tuple[list[float], list[float]]]:
+    """For each wrong answer, the shares of |credit| and of its tokens before, at and after the first token that differs
+    from the correct answer with which it has the longest start in common."""
+    right = [answer.tokens for answer in group.answers if answer.correct]
+    found = []
+    for answer in group.answers if right else ():
+        live = np.ones(len(answer.tokens)) if answer.live is None else np.asarray(answer.live, float)
+        size = np.abs(np.asarray(answer.advantage or 0.0, float)) * live
+        if answer.correct or not size.any() or not np.isfinite(size).all():
+            continue
+        same = ([a == b for a, b in zip(answer.tokens, tokens, strict=False)] for tokens in right)
+        at = max([*equal, False].index(False) for equal in same)
+        shares = [[float(x.sum()) for x in np.split(of / of.sum(), [at, at + 1])] for of in (size, live)]
+        found.append((shares[0], shares[1]))
+    return found
+
+
 def statistics(groups: Sequence[GroupRecord]) -> Json:
     """Distributions of entropy and credit, share of credit by entropy, and words."""
     if not groups:
         return {"tokens": 0}
+    around = [shares for group in groups for shares in around_divergence(group)]
     correct, entropy, credit = tokens = np.concatenate([_tokens(group) for group in groups], axis=1)
     return {
         "tokens": entropy.size,
         "entropy": _histogram(np.maximum(entropy, MIN_ENTROPY), correct, log=True),
         "credit": _histogram(credit, correct),
         "deciles": _deciles(tokens),
+        "blame": np.mean([blame for blame, _ in around], axis=0).tolist() if around else None,
+        "blame_even": np.mean([even for _, even in around], axis=0).tolist() if around else None,
         "words": _words(use for group in groups for use in _word_uses(group)),
     }
 

@@ -8,10 +8,11 @@ docs/records.md documents every field.
 """
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from dew.errors import ConfigError, Problem, RecordError
 from dew.files import read_whole, remove, sweep, sync, write_atomically
@@ -30,6 +31,8 @@ from dew.run.records import (
 MODEL_FILES = ("config.json", "adapter_config.json")
 RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
 """The first line of the config.yaml in a run folder."""
+SILENCE = 600.0
+"""Seconds without a step, and ten times the usual ones, after which a run without a lock file has ended."""
 is_main_process = os.environ.get("RANK", "0") == "0"
 """False in all but one of the processes that torchrun or accelerate started."""
 T = TypeVar("T", Json, list[Json])
@@ -71,6 +74,16 @@ class RunFolder:
 
     def run(self) -> Json:
         return self._load("run.json", dict)
+
+    def alive(self) -> bool:
+        """Whether a process that trains here still runs: it holds the lock, or has written a step not long ago."""
+        path = self.path / ".lock"
+        if not path.exists():  # written by another program, or copied from elsewhere
+            times = [line["time"] for line in self.metrics() if isinstance(line.get("time"), int | float)]
+            usual = (times[-1] - times[0]) / len(times) if times else 0.0
+            return not times or time.time() - times[-1] < SILENCE + 10 * usual
+        with path.open() as file:
+            return not _take(file, shared=True)
 
     def scores(self) -> list[Json]:
         return self._load("scores.json", list)
@@ -179,20 +192,42 @@ def claim(folder: Path, overwrite: bool, *, delete: bool = True) -> None:
         RunFolder(folder).clear()
 
 
+def _take(file: IO[Any], *, shared: bool = False) -> bool:
+    """Lock an open file until it is closed; False if another process has locked it."""
+    import fcntl  # not on Windows
+
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def hold(folder: Path) -> IO[Any] | None:
+    """Lock the folder of a run that no command has locked, until the file is closed: so that `alive` is right."""
+    with suppress(OSError, ImportError):
+        make_folder(folder)
+        file = (folder / ".lock").open("w")
+        if _take(file):
+            return file
+        file.close()
+    return None
+
+
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """One command at a time per folder. Children inherit the lock, so orphans of a killed parent hold it too."""
-    import fcntl  # not on Windows
-
     if not is_main_process:  # of several that train together, one holds the lock
         yield
         return
     make_folder(folder)
     with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        taken = _take(file)
+        if not taken:  # perhaps by `alive`, for an instant
+            time.sleep(0.05)
+            taken = _take(file)
+        if not taken:
             what = f"{folder} is in use by another command, or by a training process that it left behind."
-            raise ConfigError(Problem(what, remedy="Wait for it, or choose another folder.")) from None
+            raise ConfigError(Problem(what, remedy="Wait for it, or choose another folder."))
         os.set_inheritable(file.fileno(), True)
         yield

@@ -93,7 +93,7 @@ def differences(
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """For each task: the means of the arms, the tables of differences, and the verdicts in words."""
+    """For each task: the verdicts in words, the means of the arms, and the tables of differences."""
     return "\n\n".join(text.strip() for task in dict.fromkeys(r.task for r in results) for text in _task(results, task))
 
 
@@ -102,6 +102,12 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     scores = main_scores(results[0].scores)
     several_rates = len(points) > len({runs[0].arm for runs in points.values()})
     yield f"## {task}"
+    compare = "best" if several_rates else "baseline"
+    judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
+    nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
+    yield from verdicts(judged) if judged else [nothing]
+    if several_rates:
+        yield "The best rates were chosen on these same seeds: confirm them on others (`--first-seed`)."
     means = {name: [fmean(r.scores[s] for r in runs) for s in [*scores, *OTHERS]] for name, runs in points.items()}
     rows = [[name, str(len(points[name])), *(f"{x:.3f}" for x in mean)] for name, mean in means.items()]
     yield markdown_table(["arm", "seeds", *scores, *OTHERS], rows)
@@ -115,12 +121,7 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
         found = [d for score in scores for d in differences(results, task, score, compare)]
         if found and (several_rates or compare != "best"):
             yield heading + difference_table(found)
-    if several_rates:
-        yield "The best rates were chosen on these same seeds: confirm them on others (`--first-seed`)."
-    compare = "best" if several_rates else "baseline"
-    judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
-    nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
-    yield "\n\n".join([table_note(judged).strip(), *verdicts(judged), *_noise(results, task)] if judged else [nothing])
+    yield from [table_note(judged), *_noise(results, task)] if judged else []
 
 
 def _noise(results: Sequence[Result], task: str) -> Iterator[str]:

@@ -35,6 +35,7 @@ from dew.engines.trl.rollout import (
     without_empty,
 )
 from dew.errors import ConfigError, Problem
+from dew.files import write_atomically
 from dew.run.config import find_model
 from dew.run.settings import algorithm_settings
 
@@ -165,7 +166,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 self.state, result = finished, TrainOutput(finished.global_step, 0.0, {})
         except BaseException as error:
             with suppress(OSError):  # a full disk has no room for this either
-                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
             if full := checkpoints.disk_full(error, self.args.output_dir):
                 raise full from error
             raise
@@ -186,6 +187,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             logger.log(
                 logging.WARNING if unexpected else logging.INFO, text, self.algorithm.label, args.batches, sampler
             )
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        super().create_model_card(*args, **kwargs)
+        card = Path(self.args.output_dir) / "README.md"
+        if self.is_world_process_zero() and card.is_file():  # TRL names models of the hub only
+            name = Path(str(getattr(self.model.config, "_name_or_path", ""))).name or "a local model"
+            text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", f"`{name}`")
+            write_atomically(card, text.replace('model="None"', f'model="{self.args.output_dir}"').encode())
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)

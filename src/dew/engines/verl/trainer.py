@@ -63,7 +63,7 @@ class CreditMixin:
         super().__init__(config)  # type: ignore[call-arg]
 
     def fit(self, agent_loop_manager: Any) -> None:
-        recorder, status = self._recorder, "failed"
+        recorder = self._recorder
         if recorder is None:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
         recorder.start(self.config, self.total_training_steps)
@@ -71,12 +71,10 @@ class CreditMixin:
         recorder.resume(self.global_steps)
         try:
             super().fit(agent_loop_manager)  # type: ignore[misc]
-            status = "done"
-        except KeyboardInterrupt:
-            status = "stopped"
+        except BaseException as error:
+            recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
             raise
-        finally:
-            recorder.end(status)
+        recorder.end("done")
 
     def on_train_begin(self) -> None:
         super().on_train_begin()  # type: ignore[misc]

@@ -11,7 +11,7 @@ const onlyText = () => view.place.run.kind === 'trl';
 /** The colour scale of the chosen signal over a whole group. */
 function scaleOf(group) {
   const values = group.answers.flatMap((answer) => (answer[state.signal] || []).filter((_, t) => answer.live[t]));
-  return makeScale(SIGNALS[state.signal].scale, values, state.depth === 'contrast');
+  return makeScale(SIGNALS[state.signal].scale, values);
 }
 
 function paintToken(element, answer, t, scale) {
@@ -63,9 +63,13 @@ function facets(answer) {
 /** Credit of the wrong sign: a penalty in an answer that is better than its group's mean, a reward in a worse one. */
 const isFlipped = (answer, t) => Boolean(answer.advantage && answer.live[t] && answer.advantage[t] * answer.above < 0);
 
+/** An entropy so near to zero that a weight made of it is rounding noise. */
+const isNoise = ({ entropy, live }, t) => live[t] && isKnown(entropy?.[t]) && entropy[t] < SURE;
+
 function tokenClass(answer, t, found) {
   const classes = ['t'];
   if (isFlipped(answer, t)) classes.push('flip');
+  if (isNoise(answer, t)) classes.push('sure');
   if (found?.(t)) classes.push('hit');
   if (isMarkup(answer.tokens[t])) classes.push('markup');
   return classes.join(' ');
@@ -103,9 +107,39 @@ function folded(group) {
 }
 
 const answerCards = (group, scale) =>
-  folded(group).map((places) => answerCard(group.answers[places[0]], places, longestOf(group), scale));
+  folded(group).map((places) => answerCard(group, places, longestOf(group), scale));
 
-function answerCard(answer, places, longest, scale) {
+/** The correct answer with the longest start in common with answer i: [where they first differ, its place]. */
+function nearestCorrect({ answers }, i) {
+  const { tokens } = answers[i];
+  const common = (other) => {
+    const t = tokens.findIndex((token, k) => token !== other[k]);
+    return t < 0 ? tokens.length : t;
+  };
+  const found = [...answers.keys()].filter((j) => answers[j].correct).map((j) => [common(answers[j].tokens), j]);
+  return found.sort((a, b) => b[0] - a[0])[0];
+}
+
+/** Where a wrong answer leaves its nearest correct one, how the blame lies around that, and both from there on. */
+function divergence(group, i, scale) {
+  const answer = group.answers[i];
+  const nearest = !answer.correct && answer.advantage && !onlyText() && nearestCorrect(group, i);
+  if (!nearest) return null;
+  const [at, j] = nearest;
+  const size = answer.advantage.map((v, t) => (answer.live[t] ? Math.abs(v) : 0));
+  const part = (from, to) => percent(sum(size.slice(from, to)) / (sum(size) || 1));
+  const blame = `${part(0, at)} of the blame before, ${part(at, at + 1)} at it, ${part(at + 1)} after`;
+  const side = (k) => {
+    const spans = tokenSpans(group.answers[k], at, at + 200, scale);
+    return h('div.tokens', { 'data-i': k }, outcome(group.answers[k]), ` #${k + 1} … `, spans);
+  };
+  const fill = ({ target }) => target.children[1] || target.append(h('div.beside', side(i), side(j)));
+  const text = `Leaves correct answer #${j + 1} at token ${at + 1}: ${blame}`;
+  return h('details.diverges', { ontoggle: fill }, h('summary', text));
+}
+
+function answerCard(group, places, longest, scale) {
+  const answer = group.answers[places[0]];
   const body = h('div.tokens');
   const more = h('button.small.more-tokens', { onclick: () => grow() });
   const grow = () => {
@@ -123,7 +157,7 @@ function answerCard(answer, places, longest, scale) {
     quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
     facets(answer),
   );
-  const parts = [header, strip(answer, longest, scale), body, more];
+  const parts = [header, strip(answer, longest, scale), body, more, divergence(group, places[0], scale)];
   const card = h(`article.answer.${sideClass(answer.correct)}`, { 'data-i': places[0] }, parts);
   grow();
   return card;

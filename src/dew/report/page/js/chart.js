@@ -137,13 +137,6 @@ function pointedAt(u, found) {
   return nearby;
 }
 
-/** Dashes of the metrics, where the lines are too many to be named. */
-const dashKey = (names) =>
-  names.map((name, d) => {
-    const mark = lineMark({ colour: '--quiet', dash: DASHES[d % DASHES.length] });
-    return h('span.plot-key', mark, visible(name.split('/').pop()));
-  });
-
 function chart(runs, title, names, note, log) {
   let plot = null;
   let isLog = Boolean(log) && names.some((n) => runs.some((r) => (r.metrics[n] || []).some((v) => v > 0)));
@@ -163,7 +156,7 @@ function chart(runs, title, names, note, log) {
     logButton.setAttribute('aria-pressed', String(isLog));
     const [steps, found] = linesOf(runs, names);
     const many = found.length > MANY_LINES;
-    const unnamed = [many && names.length > 1 && dashKey(names), quiet(`${found.length} lines: point at one`)];
+    const unnamed = quiet(`${found.length} lines: point at one`);
     let near = []; // the lines that are pointed at
     const { data, ...lines } = plotSeries(steps, found, isLog, (line) => (near.length ? near.includes(line) : !many));
     const show = (at) => {
@@ -181,7 +174,7 @@ function chart(runs, title, names, note, log) {
       focus(pointedAt(u, found));
       show(u.cursor.idx ?? null);
     };
-    const y = isLog ? { distr: 3 } : areShares ? { range: [0, 1] } : {};
+    const y = isLog ? { distr: 3 } : areShares && !isDifference() ? { range: [0, 1] } : {};
     const paint = (u) => [drawShapes(u, steps, found, near), marks(u, runs)];
     const hooks = { setCursor: [point], draw: [paint] };
     plot = new uPlot({ ...plotOptions(width, y, many), ...lines, hooks }, data, box);

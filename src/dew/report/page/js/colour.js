@@ -1,6 +1,7 @@
 // Values -> colours. Blue and orange encode the sign (safe for colour-blind readers), depth the size.
 
 const SIGNALS = {
+  relative: { label: 'Relative to GRPO', scale: 'relative', note: 'credit / its size with GRPO; ±1 = the same' },
   advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },
   shaped: { label: 'Shaped reward r̃', scale: 'signed', note: 'the reward after weighting, before normalisation' },
   entropy: { label: 'Entropy', scale: 'amount', note: 'uncertainty of the policy, in nats' },
@@ -30,32 +31,32 @@ const MIDDLE = 55;
 const quantile = (sorted, q) => (sorted.length ? sorted[Math.round(q * (sorted.length - 1))] : 0);
 const bySize = (values) => values.map(Math.abs).sort((a, b) => a - b);
 
-/** The range of sizes that depth spans: the middle 96%, so that one outlier does not pale the rest. */
-function rangeOf(values, stretched) {
-  const sorted = bySize(values);
-  return { low: stretched ? quantile(sorted, 0.02) : 0, high: quantile(sorted, 0.98), some: sorted.length > 0 };
-}
+/** The size that has the full colour: not the largest, so that one outlier does not pale the rest. */
+const reachOf = (values) => quantile(bySize(values), 0.98);
 
-function depth(size, { low, high }) {
-  if (high - low < 1e-4 * Math.max(high, 1e-9)) return size === 0 && high === 0 ? 0 : MIDDLE;
-  return LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, (size - low) / (high - low)));
-}
+const depth = (size, reach) =>
+  reach ? LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, size / reach)) : size ? MIDDLE : 0;
 
 /** A scale for one signal over the values of a group: value -> [hue, depth], and what its legend must say. */
-function makeScale(kind, values, stretched) {
+function makeScale(kind, values) {
   if (kind === 'amount' || kind === 'loss') {
-    const range = rangeOf(known(values), false);
-    const to = kind === 'loss' ? -range.high : range.high;
-    return { of: (v) => ['amount', depth(Math.abs(v), range)], legend: [{ hue: 'amount', from: 0, to }] };
+    const reach = reachOf(known(values));
+    const to = kind === 'loss' ? -reach : reach;
+    return { of: (v) => ['amount', depth(Math.abs(v), reach)], legend: [{ hue: 'amount', from: 0, to }] };
   }
-  const isRatio = kind === 'ratio';
-  const [centre, back] = isRatio ? [Math.log, Math.exp] : [(v) => v, (v) => v];
+  if (kind === 'relative') {
+    const reach = Math.max(reachOf(known(values).map((v) => Math.abs(v) - 1)), 0.02);
+    const deep = (v) => v && depth(0.5 + (0.5 * (Math.abs(v) - 1)) / reach, 1);
+    const of = (v) => [v > 0 ? 'plus' : v < 0 ? 'less' : 'none', deep(v)];
+    const ends = [Math.max(0, 1 - reach), 1 + reach];
+    return { of, legend: [{ hue: 'less', from: -ends[1], to: -ends[0] }, { hue: 'plus', from: ends[0], to: ends[1] }] };
+  }
+  const [centre, back] = kind === 'ratio' ? [Math.log, Math.exp] : [(v) => v, (v) => v];
   const placed = known(values).map(centre).filter(Number.isFinite);
-  const side = (fits) => rangeOf(placed.filter(fits), stretched && !isRatio);
-  const [less, plus] = [side((v) => v < 0), side((v) => v > 0)];
+  const [less, plus] = [reachOf(placed.filter((v) => v < 0)), reachOf(placed.filter((v) => v > 0))];
   const legend = [];
-  if (less.some) legend.push({ hue: 'less', from: back(-less.high), to: back(-less.low) });
-  if (plus.some) legend.push({ hue: 'plus', from: back(plus.low), to: back(plus.high) });
+  if (less) legend.push({ hue: 'less', from: back(-less), to: back(0) });
+  if (plus) legend.push({ hue: 'plus', from: back(0), to: back(plus) });
   const of = (value) => {
     const v = centre(value);
     return v > 0 ? ['plus', depth(v, plus)] : v < 0 ? ['less', depth(-v, less)] : ['none', 0];
@@ -72,8 +73,8 @@ function shareScale(tables, group) {
   });
   const share = (m, v, i) => Math.abs(v) / (averages[m][isCorrect(i) ? 'right' : 'wrong'] || 1) - 1;
   const all = tables.flatMap((table, m) => table.flatMap((row, i) => known(row).map((v) => share(m, v, i))));
-  const reach = Math.max(quantile(bySize(all), 0.98), 0.01);
-  const deep = (m, v, i) => depth(0.5 + (0.5 * share(m, v, i)) / reach, { low: 0, high: 1 });
+  const reach = Math.max(reachOf(all), 0.01);
+  const deep = (m, v, i) => depth(0.5 + (0.5 * share(m, v, i)) / reach, 1);
   return { reach, of: (m, v, i) => (v === 0 ? ['none', 0] : [v > 0 ? 'plus' : 'less', deep(m, v, i)]) };
 }
 
@@ -85,13 +86,13 @@ function paint(element, [hue, deep]) {
 const legendPart = (from, ramp, to) =>
   h('span.legend-part', h('span', from), h(`span.ramp.${ramp}`, { 'aria-hidden': 'true' }), h('span', to));
 
-function legend(scale, note, flips) {
-  const underlined = h('span.t.flip', 'underlined');
+function legend(scale, note, { flipped, sure }) {
   return h(
     'div.legend',
     { role: 'img', 'aria-label': `Colour scale. ${note}` },
     scale.legend.map(({ hue, from, to }) => legendPart(number(from), `ramp-${hue}`, number(to))),
     quiet(note),
-    flips && quiet(underlined, ': flipped, credit of the wrong sign'),
+    flipped > 0 && quiet(h('span.t.flip', 'underlined'), ': flipped, credit of the wrong sign'),
+    sure > 0 && quiet(h('span.t.sure', 'hatched'), ': entropy near zero, weights are noise'),
   );
 }

@@ -24,9 +24,9 @@ function sideRow(group, places, correct) {
   return h('tr.side', h('th', { scope: 'row' }, title), places.map(cell));
 }
 
-function columnCell(answer, t, sure) {
+function columnCell(answer, t) {
   if (t >= answer.tokens.length) return h('td.over');
-  const look = { class: `${tokenClass(answer, t)}${sure ? ' sure' : ''}`, 'data-t': t };
+  const look = { class: tokenClass(answer, t), 'data-t': t };
   const box = h('td', look, brief(answer.tokens[t]));
   paintToken(box, answer, t, view.scale);
   return box;
@@ -58,7 +58,7 @@ function columnsView(group) {
       `tr.${sideClass(answer.correct)}`,
       { 'data-i': i },
       h('th', { scope: 'row' }, outcome(answer), ` #${i + 1}`),
-      places.map((t) => columnCell(answer, t, sures.has(t))),
+      places.map((t) => columnCell(answer, t)),
     );
   const sides = [true, false].map((correct) => sideRow(group, places, correct));
   const grid = h(
@@ -68,7 +68,7 @@ function columnsView(group) {
   );
   const note =
     'A token is compared with the tokens in its column that belong to answers of the same outcome. ' +
-    `Hatched positions: every entropy is below ${SURE} nats, so the weights there compare rounding noise.`;
+    `Hatched: the entropy is below ${SURE} nats (of a position: every one), so weights there are rounding noise.`;
   const scroll = region('div.scroll-x', 'Answers by position', grid);
   return h('div.columns', longest > COLUMNS && pages, scroll, h('p.quiet', note));
 }

@@ -1,19 +1,12 @@
 // The same answers under GRPO, GRPO-S and GTPO, recomputed from the recorded entropies. No training happens here.
 
-const SAYS = {
-  GRPO: 'Every token of an answer gets the same credit.',
-  'GRPO-S': 'Whole answers are weighted: uncertain correct answers get more reward, confident wrong ones more penalty.',
-  GTPO:
-    'Tokens are weighted: uncertain tokens of correct answers get more reward, confident tokens of wrong ones more ' +
-    'penalty.',
-};
-
 function methodBlock(group, i, method, m, table, scale) {
   const spans = group.answers[i].tokens.slice(0, FIRST_TOKENS).map((token, t) => {
     const v = table[i][t];
     const span = tokenSpan(token, t);
     if (v === null) span.dataset.hue = 'dead';
     else paint(span, scale.of(m, v, i));
+    span.title = number(v);
     return span;
   });
   const values = known(table[i]).sort((a, b) => a - b);
@@ -61,12 +54,7 @@ function compareControls(settings) {
       turn: 'turn: same turn',
     }),
     options('Average', 'average', { arithmetic: 'arithmetic', geometric: 'geometric' }),
-    options('Pool', 'pool', {
-      group: 'group',
-      joint: 'joint',
-      sign: 'sign (unlearns)',
-      outcome: 'outcome (keeps signs)',
-    }),
+    options('Pool', 'pool', { group: 'group', joint: 'joint', sign: 'sign', outcome: 'outcome (keeps signs)' }),
     options('Spread', 'spread', { both: 'both outcomes', correct: 'correct only', wrong: 'wrong only' }),
     h('button.small', { disabled: !view.what, onclick: () => use(null) }, 'Settings of the run'),
   );
@@ -81,7 +69,6 @@ function compareView(group) {
   const reach = percent(scale.reach, scale.reach < 0.1 ? 1 : 0);
   return h(
     'div.compare',
-    h('ul.says', METHODS.map((method) => h('li', h('strong', method), ' ', SAYS[method]))),
     compareControls(settings),
     h(
       'div.legend',

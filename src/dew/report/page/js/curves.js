@@ -21,17 +21,16 @@ const CHARTS = [
 ];
 
 /** What drawn charts depend on. */
-const curvesLook = () => [state.smooth, state.seeds, state.hide, isDark(), window.innerWidth].join();
+const curvesLook = () => [state.smooth, state.seeds, state.as, state.hide, isDark(), window.innerWidth].join();
 
 function curvesNote(runs) {
   const { sample: some } = runs.find(({ sample }) => sample.steps < sample.steps_of) || {};
   const sample = some ? ` ${whole(some.steps)} of ${whole(some.steps_of)} steps are shown.` : '';
-  const bands = ' Lines are means over the seeds of an arm, bands one standard deviation';
-  const band = isMerged() ? `${bands} (with many lines, only of the one that you point at).` : '';
-  return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${band}${sample}`;
+  return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${sample}`;
 }
 
 const MOST_CHIPS = 16;
+const SHOWN_AS = { values: 'values', differences: 'differences from the baseline' };
 
 /** The lines of these runs before all others, in the charts that are drawn. */
 const highlight = (members) => figures().forEach((frame) => frame.highlight?.(members));
@@ -81,6 +80,7 @@ function curveControls(runs, bar) {
   return [
     taskChoice(),
     labelled('Smoothing', h('input', { id: 'smooth', ...range, oninput })),
+    arms().length > 1 && choice('Show', SHOWN_AS, isDifference() ? 'differences' : 'values', setting('as', redo)),
     hasSeeds() && choice('Seeds', ways, isMerged() ? 'mean' : 'each', changeSeeds),
     runLegend(redo),
     quiet(curvesNote(runs)),
@@ -100,15 +100,18 @@ function curves({ runs }) {
   const isDrawn = (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]);
   const all = distinct(runs, [...recorded].filter(isDrawn));
   if (!all.length) return h('div.page', h('p.calm', 'This run recorded no metrics, so there are no curves.'));
-  const main = CHARTS.flatMap(([title, pattern, note, log]) => {
-    const names = all.filter((name) => pattern.test(name));
+  const values = ({ metrics }, name) => known(metrics[name] || []);
+  const isFlat = (name) => runs.every((run) => new Set(values(run, name)).size < 2) && values(runs[0], name).length > 2;
+  const moving = all.filter((name) => !isFlat(name));
+  const charts = CHARTS.flatMap(([title, pattern, note, log]) => {
+    const names = moving.filter((name) => pattern.test(name));
     return names.length ? [chart(runs, title, names, note, log)] : [];
   });
-  const rest = all.filter((name) => !CHARTS.some(([, pattern]) => pattern.test(name)));
+  const rest = all.filter((name) => isFlat(name) || !CHARTS.some(([, pattern]) => pattern.test(name)));
   const others = h('div.charts', rest.map((name) => chart(runs, name, [name], '')));
   const more = h('details.more', { ontoggle: drawVisible }, h('summary', `Other metrics (${rest.length})`), others);
   const bar = h('div.controls');
-  const page = h('div.page.wide', bar, h('div.charts', main), rest.length > 0 && more);
+  const page = h('div.page.wide', bar, h('div.charts', charts), rest.length > 0 && more);
   page.shown = () => {
     refill(bar, curveControls(runs, bar));
     const named = ({ dataset }) => dataset.metrics.split(' ').some((name) => name.startsWith(state.chart));

@@ -17,8 +17,8 @@ const standardStep = (name, reward, pool, note) => {
   return step(name, formula, standardised(reward, pool), note);
 };
 
-function signalTable(answer, t) {
-  const names = Object.keys(SIGNALS).filter((name) => answer[name] && answer[name][t] !== null);
+function signalTable(answer, t, without = []) {
+  const names = Object.keys(SIGNALS).filter((name) => isKnown(answer[name]?.[t]) && !without.includes(name));
   return table('signals', null, names.map((name) => [SIGNALS[name].label, number(answer[name][t])]));
 }
 
@@ -91,15 +91,40 @@ function verdictOn(answer, t, entry) {
   return h('p.differs', `The run trained on ${number(recorded)}: ${why}`);
 }
 
+/** What happened to the token, in one sentence: how much more or less than under GRPO, and why. */
+function inWords(answer, t, entry, where) {
+  const verb = isFlipped(answer, t) ? 'Pushed the wrong way' : entry.correct ? 'Credited' : 'Blamed';
+  const times = Math.abs(answer.relative?.[t] ?? 1);
+  const more = times < 1 ? `${percent(1 - times)} less than` : `${percent(times - 1)} more than`;
+  const much = Math.abs(times - 1) < 0.005 ? 'just as' : times >= 2 ? `${short(times)} times as much as` : more;
+  if (!isKnown(entry.H) || !(entry.peers > 1)) return h('p.in-words', `${verb} ${much} under GRPO.`);
+  const sure = entry.H < SURE ? 'nearly certain' : entry.H < 0.5 ? 'fairly certain' : 'uncertain';
+  const than = entry.weight > 1 === entry.correct ? 'less certain than' : 'more certain than';
+  const token = h('code', brief(answer.tokens[t]).slice(0, 40));
+  const why = [`the policy was ${sure} of `, token, `, ${than} on average in ${where}.`];
+  return h('p.in-words', `${verb} ${much} under GRPO: `, why);
+}
+
+/** Advantage of the answer × weight = credit, as bars on one axis. */
+function productBars(answer, t) {
+  const [of, weight, credit] = [answer.grpo?.[t], answer.relative?.[t], answer.advantage?.[t]];
+  if (!of || !isKnown(credit)) return null;
+  const reach = Math.max(...[of, weight, credit].map(Math.abs));
+  const bar = (name, v) => {
+    const look = { 'data-hue': v < 0 ? 'less' : 'plus', '--share': `${(100 * Math.abs(v)) / reach}%` };
+    return [name, h('span.bar', look), number(v)];
+  };
+  return table('product', null, [bar('GRPO', of), bar('× weight', weight * Math.sign(of)), bar('= credit', credit)]);
+}
+
 function derivation(group, i, t) {
   const answer = group.answers[i];
   const place = onlyText() ? ` answer #${i + 1} ` : ` token ${t + 1} of answer #${i + 1} `;
   const head = [
     h('h3', 'How the credit was computed'),
     h('p.place', h('code.token-name', brief(answer.tokens[t]).slice(0, 200)), place, outcome(answer)),
-    signalTable(answer, t),
   ];
-  const sorry = (text) => [head, h('p.quiet', text)];
+  const sorry = (text) => [head, h('p.quiet', text), signalTable(answer, t)];
   if (!answer.live[t])
     return sorry('This token does not train: the policy did not sample it (tool output, for example).');
   const method = methodOf(group);
@@ -108,13 +133,25 @@ function derivation(group, i, t) {
     return sorry('No entropy was recorded, so the weighting cannot be reproduced.');
   const settings = settingsOf(group);
   const entry = entriesOf(group, shown, settings)[i][t];
-  const steps = STEPS[shown](entry, settings, entry.correct ? 'correct' : 'wrong', t);
+  const side = entry.correct ? 'correct' : 'wrong';
+  const steps = STEPS[shown](entry, settings, side, t);
   const name = visible(String(group.algorithm || ''));
   const even = shown !== 'GRPO' && settings.pool !== 'outcome' && !hasSignal(group);
+  const here = shown === 'GTPO' && settings.compare === 'column' ? ' at this position' : '';
+  const where = shown === 'GTPO' && settings.compare === 'row' ? 'this answer' : `the ${side} answers${here}`;
+  const noise = shown !== 'GRPO' && isNoise(answer, t);
   return [
     head,
-    h('h4', method ? `${name.toUpperCase()}, step by step` : 'With GTPO'),
-    h('ol.steps', even ? steps.slice(0, -1) : steps),
+    answer.advantage?.[t] && inWords(answer, t, entry, where),
+    noise && h('p.differs', 'The entropy here is near zero: treat this weight as noise.'),
+    productBars(answer, t),
+    signalTable(answer, t, ['relative', 'advantage', 'grpo', 'shaped']),
+    h(
+      'details',
+      remembered('steps'),
+      h('summary', method ? `${name.toUpperCase()}, step by step` : 'With GTPO'),
+      h('ol.steps', even ? steps.slice(0, -1) : steps),
+    ),
     even &&
       h('p', 'All answers of this group have the same outcome: there is nothing to compare, so the advantage is 0.'),
     method

@@ -49,7 +49,6 @@ function groupHeading(group) {
       h('span', h('b', `${head.correct} of ${head.answers}`), ' correct'),
       group.algorithm && h('span', visible(String(group.algorithm))),
       head.flipped > 0 && h('b.flips', plural(head.flipped, 'flipped token')),
-      head.sure > 0.005 && h('span', `${percent(head.sure)} of the tokens with entropy near 0`),
     ),
   );
 }
@@ -65,35 +64,35 @@ function answersCsv(group) {
 }
 
 function groupControls(group) {
-  const segments = (label, name, entries) => {
-    const button = ([value, text, title]) => {
-      const look = { 'aria-pressed': String(value === state[name]), [`data-${name}`]: value, title };
-      return h('button', { ...look, onclick: () => setting(name, showGroup)(value) }, text);
-    };
-    return h('div.segments', { role: 'group', 'aria-label': label }, entries.map(button));
+  const button = (mode) => {
+    const look = { 'aria-pressed': String(mode === state.mode), 'data-mode': mode };
+    return h('button', { ...look, onclick: () => setting('mode', showGroup)(mode) }, MODES[mode][0]);
   };
   const options = (label, name, values) => choice(label, values, state[name], setting(name, showGroup));
-  const signals = available(group).map((name) => [name, SIGNALS[name].label, SIGNALS[name].note]);
+  const signals = available(group).map((name) => [name, SIGNALS[name].label]);
   return h(
     'div.controls',
     { id: 'group-controls' },
-    segments('View', 'mode', modes().map((mode) => [mode, MODES[mode][0]])),
+    h('div.segments', { role: 'group', 'aria-label': 'View' }, modes().map(button)),
     state.mode !== 'methods' && [
-      segments('Colour by', 'signal', signals),
-      options('Show', 'only', { all: 'all answers', correct: 'correct only', wrong: 'wrong only' }),
-      options('Sort', 'sort', Object.entries(SORTS).map(([name, [label]]) => [name, label])),
-      SIGNALS[state.signal].scale === 'signed' &&
-        options('Colour', 'depth', { size: 'proportional', contrast: 'contrast' }),
-      state.mode === 'text' && options('Identical answers', 'fold', { yes: 'folded', no: 'each' }),
+      options('Colour', 'signal', signals),
+      h(
+        'details.more-controls',
+        remembered('more'),
+        h('summary', 'More'),
+        options('Show', 'only', { all: 'all answers', correct: 'correct only', wrong: 'wrong only' }),
+        options('Sort', 'sort', Object.entries(SORTS).map(([name, [label]]) => [name, label])),
+        state.mode === 'text' && options('Identical answers', 'fold', { yes: 'folded', no: 'each' }),
+        saveButtons(`step-${group.step}-group-${group.group}`, () => answersCsv(group)),
+      ),
     ],
-    saveButtons(`step-${group.step}-group-${group.group}`, () => answersCsv(group)),
   );
 }
 
 const MODES = {
   text: ['Answers', answersView],
   columns: ['Columns', columnsView],
-  methods: ['GRPO · GRPO-S · GTPO', compareView],
+  methods: ['Methods', compareView],
   same: ['Same prompt', sameView],
 };
 
@@ -127,7 +126,7 @@ async function sameView() {
 }
 
 /** What the drawn group depends on, and the table of groups. */
-const look = () => ['mode', 'signal', 'depth', 'only', 'sort', 'fold', 'q'].map((name) => state[name]).join();
+const look = () => ['mode', 'signal', 'only', 'sort', 'fold', 'q'].map((name) => state[name]).join();
 const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[name]).join();
 
 async function showGroup() {
@@ -135,15 +134,13 @@ async function showGroup() {
   if (!group) return;
   if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
   view.scale = scaleOf(group);
-  view.hovered = null; // the tip is of what was drawn before
-  parts.tip.hidden = true;
   let body = (MODES[state.mode] || MODES.text)[1](group);
   if (body instanceof Promise) body = await body;
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
-  parts.group.closest('.groups')?.classList.toggle('compares', ['methods', 'same'].includes(state.mode));
+  parts.page.classList.toggle('compares', ['methods', 'same'].includes(state.mode));
   const { label, note } = SIGNALS[state.signal];
-  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.place.head.flipped > 0);
+  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.place.head);
   refill(parts.group, groupHeading(group), groupControls(group), scale, body);
   const scroll = parts.group.querySelector('.scroll-x');
   if (scroll && inside) scroll.scrollLeft = inside;
@@ -159,9 +156,8 @@ function groups(report) {
     count: h('summary'),
     group: h('div.group'),
     panel: h('aside.panel', { 'aria-label': 'How the credit was computed' }),
-    tip: h('div.tip', { hidden: true, role: 'tooltip' }),
   });
-  const page = h('div.groups', h('div.group-side', picker(report), parts.group), parts.panel, parts.tip);
+  const page = (parts.page = h('div.groups', picker(report), parts.group, parts.panel));
   watchTokens(parts);
   tell(null);
   page.shown = () => {

@@ -90,7 +90,7 @@ function pressed(event) {
 function turnTab(event) {
   const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!by) return;
-  const tabs = [...byId('tabs').children];
+  const tabs = [...byId('tabs').children].filter((tab) => !tab.hidden);
   const next = tabs.at((tabs.indexOf(document.activeElement) + by) % tabs.length);
   next.focus();
   next.click();
@@ -113,6 +113,9 @@ function drawViews() {
   const report = { ...whole, ...chosen, runs };
   Object.assign(view, { report, all: allGroups(runs), place: null, group: null, hits: null });
   for (const frame of document.querySelectorAll('main figure')) frame.close?.();
+  byId('tab-curves').hidden = !runs.some((run) => run.metrics.step);
+  byId('tab-groups').hidden = byId('tab-credit').hidden = !view.all.length;
+  nameTab(report);
   for (const name of Object.keys(VIEWS)) {
     sectionOf(name).replaceChildren();
     whenIdle(() => make(name));
@@ -160,7 +163,11 @@ async function start() {
   byId('theme').onclick = turnTheme;
   byId('keys').onclick = () => byId('help').showModal();
   byId('close-help').onclick = () => byId('help').close();
-  byId('tokens').onclose = ({ target }) => target.open || target.replaceChildren();
+  byId('tokens').onclose = ({ target }) => {
+    if (!target.open) target.replaceChildren();
+    if (history.state?.dialog) history.back();
+  };
+  window.addEventListener('popstate', () => byId('tokens').close());
   byId('tabs').onkeydown = turnTab;
   document.onkeydown = pressed;
   if (shownStamp) setInterval(refresh, 2000);

@@ -16,9 +16,17 @@ const runMark = (r) =>
   manyRuns() &&
   h('span.run-mark', { '--mark': `var(${colourOf(r)})`, title: runName(r) }, String(r + 1));
 const runName = (r) => visible(view.report.runs[r].name);
-const armChip = (arm) => h('span.arm', dot(arm.runs[0]), visible(arm.label));
+/** Without the settings in its brackets where that names one arm only; these are shown on hover. */
+function shortName({ label }) {
+  const cut = (text) => text.replace(/\(.*\)/, '(…)');
+  return visible(arms().filter((arm) => cut(arm.label) === cut(label)).length > 1 ? label : cut(label));
+}
+const armChip = (arm) => h('span.arm', { title: visible(arm.label) }, dot(arm.runs[0]), shortName(arm));
 
-const SIGNS = { bad: '▲', good: '✓', note: '●' };
+const SIGNS = { verdict: '●', bad: '▲', amber: '▲', good: '✓', note: '●' };
+const KINDS = {
+  verdict: 'Comparison', bad: 'Problems', amber: 'Properties of the rule', good: 'Improved', note: 'Notes',
+};
 
 function finding({ kind, text, remedy, link }) {
   const show = link && h('a', { href: link, 'aria-label': `Show: ${visible(text)}` }, 'show');
@@ -33,8 +41,10 @@ function findings(report) {
   const nothing = report.runs.some((run) => run.metrics.step || run.groups.length)
     ? '✓ No alarms, and nothing unusual in the curves or in the recorded tokens.'
     : 'No metrics and no tokens were recorded, so there is nothing to check.';
-  const list = report.findings.map(finding);
-  return h('section', h('h2', 'Findings'), list.length ? h('ul.findings', list) : h('p.calm', nothing));
+  const kinds = [...new Set(report.findings.map(({ kind }) => kind))];
+  const list = (kind) =>
+    [h('h3', KINDS[kind]), h('ul.findings', report.findings.filter((f) => f.kind === kind).map(finding))];
+  return h('section', h('h2', 'Findings'), kinds.length ? kinds.map(list) : h('p.calm', nothing));
 }
 
 /** A list of these runs, the chosen one in the state by its number from 1; with `every`, also all of them. */
@@ -73,6 +83,12 @@ function forest({ value, low, high, within_noise: noise }, reach) {
   );
 }
 
+/** The end of an axis of differences; intervals of two seeds may be far longer. */
+function reachOfAll(differences) {
+  const ends = differences.flatMap((d) => [Math.abs(d.low), Math.abs(d.high)]);
+  return Math.max(1e-9, ...ends.filter((v) => v < 1 || !differences.some((d) => shares(d.score))));
+}
+
 function axisOf(row) {
   if (shares(row.name)) return [0, 1];
   const values = known([...row.before, ...row.after, ...row.low, ...row.high]);
@@ -89,7 +105,6 @@ function rowLine(row, arm, reach) {
   const [r] = arm.runs;
   const interval = arm.runs.length === 1 && row.low[r] !== null && [row.low[r], row.high[r]];
   const difference = row.differences.find((d) => d.arm === arm.label);
-  const area = difference?.score === 'area' && row.name !== 'area' ? 'area, ' : '';
   const verdict = difference?.within_noise ? difference.verdict : difference?.value > 0 ? 'higher' : 'lower';
   return h(
     'div.row-line',
@@ -109,35 +124,32 @@ function rowLine(row, arm, reach) {
       difference && [
         h('b', signed(difference.value, points)),
         `${range(difference.low, difference.high)} `,
-        quiet(area, verdict),
+        quiet(verdict),
       ],
     ),
   );
 }
 
 function rowCard(row) {
-  const sizes = row.differences.flatMap((d) => [Math.abs(d.low), Math.abs(d.high)]);
-  const reach = Math.max(1e-9, ...sizes.filter((v) => v < 1 || !shares(row.name)));
+  const reach = reachOfAll(row.differences);
   const lines = known(arms().map((arm) => rowLine(row, arm, reach)));
   const name = visible(row.name);
   const title = row.link.startsWith('#curves') ? h('a', { href: row.link }, name) : name;
+  const show = shares(row.name) ? (v) => percent(v) : short;
+  const axis = (...ends) => h('span.axis', ends.map((v) => h('span', v)));
+  const differs = reach > 1e-8 && axis(show(-reach), '0', `+${show(reach)}`);
   return h(
     'section.row',
     { 'data-metric': row.name, '--lines': lines.length },
     h('h3', title, quiet(` ${visible(row.note)}`)),
     lines,
+    h('div.row-line.row-axis', h('span', ' '), axis(...axisOf(row).map(show)), h('span.row-values', ' '), differs),
   );
 }
 
-function rowsCsv({ rows, runs }) {
-  const head = ['metric', 'run', 'arm', 'before', 'after', 'low', 'high'];
-  const line = (row, run, r) =>
-    [row.name, run.name, arms()[armOf(r)].label, row.before[r], row.after[r], row.low[r], row.high[r]];
-  return [head, ...rows.flatMap((row) => runs.map((run, r) => line(row, run, r)))];
-}
-
 function rowsSection(report) {
-  if (!report.rows.length) return null;
+  const rest = report.rows.filter((row) => !mainRows(report).includes(row));
+  if (!rest.length) return null;
   const paired = report.rows.flatMap((row) => row.differences)[0];
   const unit = paired?.unit === 'seeds' ? 'seed' : 'problem';
   const text = [
@@ -147,9 +159,9 @@ function rowsSection(report) {
   ];
   return h(
     'section',
-    h('div.head', h('h2', 'Results'), saveButtons('results', () => rowsCsv(report))),
+    h('h2', 'Results'),
     h('p.quiet', text.filter(Boolean).join('; '), '. Bars are 95% intervals.'),
-    h(paired ? 'div.rows.paired' : 'div.rows', report.rows.map(rowCard)),
+    h(paired ? 'div.rows.paired' : 'div.rows', rest.map(rowCard)),
   );
 }
 
@@ -195,23 +207,64 @@ function facts(report) {
   );
 }
 
-function heading({ runs, title }) {
-  const steps = Math.max(...runs.map((run) => last(run.metrics.step || []) || 0));
+/** How far a run that still trains is: [76/120, 4 min left, last step at 12:03:10]. */
+function progressOf({ facts: { status, steps }, metrics: { step = [], time = [] } }) {
+  if (status !== 'running' || !steps || !step.length) return [];
+  const left = ((last(time) - time[0]) / Math.max(1, last(step) - step[0])) * (steps - last(step));
+  const when = isKnown(last(time)) && `last step at ${new Date(1000 * last(time)).toLocaleTimeString()}`;
+  const time_left = left > 90 ? `${whole(left / 60)} min` : `${whole(left)} s`;
+  return [`${last(step)}/${steps}`, left > 0 && `${time_left} left`, when];
+}
+
+/** The tab's title: progress and alarms of the runs that still train, then their names. */
+function nameTab({ runs, title }) {
+  const found = runs.map(progressOf).filter(([at]) => at);
+  const alarms = found.length > 0 && sum(runs.map((run) => run.alarms.length));
+  document.title = [found[0]?.[0], alarms > 0 && `▲${alarms}`, `${visible(title)} · dew`].filter(Boolean).join(' ');
+}
+
+function heading({ runs, title, headline }) {
   const counts = [
+    !view.whole.tasks && visible(title),
     manyRuns() && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
-    steps > 0 && plural(steps, 'step'),
     view.all.length > 0 && plural(view.all.length, 'recorded group'),
     runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
     [...new Set(runs.map((run) => run.facts.status).filter(Boolean))].map(said).join(', '),
+    ...(runs.length === 1 ? progressOf(runs[0]) : []),
   ];
-  return h('header.report-title', h('h1', visible(title)), h('p.quiet', counts.filter(Boolean).join(' · ')));
+  const about = h('p.quiet', counts.filter(Boolean).join(' · '));
+  return h('header.report-title', h('h1', visible((!view.whole.tasks && headline) || title)), about);
+}
+
+/** The learning curve beside the first scores: where arms are compared, their differences. */
+const mainRows = ({ rows }) => (rows[0]?.differences.length ? rows.slice(0, 2) : rows.slice(0, 4));
+function main(report) {
+  const name = ['accuracy', 'reward'].find((key) => report.runs.some((run) => run.metrics[key]));
+  const rows = mainRows(report);
+  const curve = name && chart(report.runs, 'Learning curve', [name], `${name} in training, by step`);
+  return h('div.charts.two', curve, h(rows[0]?.differences.length ? 'div.rows.paired' : 'div.rows', rows.map(rowCard)));
+}
+
+/** The differences of all arms from their baselines, in all tasks of a study. */
+function everyTask({ tasks }) {
+  if (!tasks) return null;
+  const found = tasks.map(({ rows }) => rows[0]?.differences || []);
+  const reach = reachOfAll(found.flat());
+  const cell = (d) => d && h('span.cell', forest(d, reach), h('b', signed(d.value, short)));
+  const names = [...new Set(found.flat().map((d) => d.arm))];
+  const rows = names.map((name) => [visible(name), ...found.map((of) => cell(of.find((d) => d.arm === name)))]);
+  const title = `Differences from the baseline in ${tasks[0].rows[0]?.name}`;
+  const all = table('facts', ['arm', ...tasks.map(({ task }) => visible(task))], rows);
+  const note = quiet(`All axes from −${short(reach)} to +${short(reach)}, 95% intervals; hollow: within noise.`);
+  return h('section', h('h2', title), note, region('div.scroll-x', title, all));
 }
 
 function overview(report) {
   const made = `Made ${report.made} by dew ${report.dew}. This page is self-contained: it makes no network requests.`;
-  const sections = [findings, rowsSection, differing, facts].map((section) => section(report));
-  const page = h('div.page', heading(report), taskChoice(), sections, h('p.quiet', made));
+  const sections = [main, findings, rowsSection, differing, facts].map((section) => section(report));
+  const page = h('div.page', heading(report), everyTask(view.whole), taskChoice(), sections, h('p.quiet', made));
   page.shown = () => {
+    drawVisible();
     const row = state.chart && page.querySelector(`.row[data-metric="${CSS.escape(state.chart)}"]`);
     if (row) row.scrollIntoView({ block: 'center' });
   };

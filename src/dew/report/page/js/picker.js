@@ -9,7 +9,7 @@ const COLUMNS_OF_GROUPS = [ // name, heading, what it is sorted by, explanation
   ['run', 'run', (g) => g.r, 'the run'],
   ['step', 'step', (g) => g.head.step * 1e6 + g.head.group, 'training step and group'],
   ['correct', 'correct', share, 'correct answers: the difficulty for this policy'],
-  ['spread', 'credit spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
+  ['spread', 'spread', (g) => g.head.spread, 'how unevenly an answer\'s credit is distributed; 0 as in GRPO'],
   ['flipped', 'flipped', (g) => g.head.flipped, 'tokens with credit of the wrong sign for their answer'],
   ['sure', 'H ≈ 0', (g) => g.head.sure, 'share of tokens with an entropy below 0.01 nats'],
 ];
@@ -138,17 +138,6 @@ function turnGroup(by) {
   follow();
 }
 
-function groupsCsv() {
-  const names = ['step', 'group', 'answers', 'correct', 'tokens', 'spread', 'flipped', 'sure', 'prompt'];
-  const head = ['run', ...names].map((name) => (name === 'sure' ? 'near_zero_share' : name));
-  return [head, ...listed().map(({ run, head: g }) => [run.name, ...names.map((name) => g[name])])];
-}
-
-function sampled({ groups, of, files, files_of: filesOf }) {
-  if (files < filesOf) return `a sample: ${whole(files)} of ${whole(filesOf)} recorded steps`;
-  return groups < of ? `a sample: ${whole(groups)} of ${whole(of)}` : 'all recorded groups';
-}
-
 function picker({ runs }) {
   const { parts } = view;
   let waiting = 0;
@@ -174,10 +163,9 @@ function picker({ runs }) {
       manyRuns() && chooseRun('in', state.in, [...runs.keys()], groupList, [['', 'all runs']]),
       h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
       h('button.small', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
-      saveButtons('groups', groupsCsv),
     );
   };
-  const [first, second] = runs.filter((run) => run.groups.length);
-  const note = !second && h('p.quiet', `${plural(first.groups.length, 'group')}: ${sampled(first.sample)}.`);
+  const some = runs.some(({ sample: { groups: n, of, files, files_of: all } }) => n < of || files < all);
+  const note = some && h('p.quiet', 'A sample of the recorded groups.');
   return h('details.picker', { open: isWide() }, parts.count, filters, parts.list, note);
 }

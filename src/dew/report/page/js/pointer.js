@@ -1,4 +1,4 @@
-// The token under the pointer, and the one that is kept: its numbers in a tip, its derivation in the panel.
+// The token under the pointer, or the one that is kept: its credit in the panel.
 
 function placeOf(target) {
   const token = target.closest('.t');
@@ -42,45 +42,18 @@ function movePin(dt, di) {
   pin({ i, t: Math.min(group.answers[i].tokens.length - 1, Math.max(0, pinned.t + dt)) });
 }
 
-/** In the view of the three methods, what each of them gives to the token; else all that was recorded. */
-function tipTable({ i, t }, target) {
-  const answer = view.group.answers[i];
-  if (!target.closest('.method')) return signalTable(answer, t);
-  const settings = view.what || settingsOf(view.group);
-  const given = (method) => number(advantages(view.group, method, settings)[i][t]);
-  return table('signals', null, METHODS.map((method) => [method, given(method)]));
-}
-
-/** Beside the pointer, within the answers and the window. */
-function moveTip({ tip, group }, { clientX: x, clientY: y }) {
-  const { width, height } = tip.getBoundingClientRect();
-  const { right } = group.getBoundingClientRect();
-  tip.style.left = `${Math.max(4, x + 14 + width > right ? x - width - 10 : x + 14)}px`;
-  tip.style.top = `${y + 22 + height > window.innerHeight ? Math.max(4, y - height - 14) : y + 22}px`;
-}
-
 const isWide = () => window.matchMedia('(min-width: 60rem)').matches;
 
-function watchTokens({ group, tip }) {
+/** While no token is kept, the panel follows the pointer. */
+function watchTokens({ group }) {
   group.addEventListener('mousemove', (event) => {
     const place = placeOf(event.target);
-    const isNew = place && (place.i !== view.hovered?.i || place.t !== view.hovered.t);
+    if (!place || view.pinned || !isWide() || (place.i === view.hovered?.i && place.t === view.hovered.t)) return;
     view.hovered = place;
-    tip.hidden = !place;
-    if (isNew) {
-      const name = h('code.token-name', brief(view.group.answers[place.i].tokens[place.t]).slice(0, 60));
-      refill(tip, name, tipTable(place, event.target));
-      if (isWide() && !view.pinned) tell(place);
-    }
-    if (place) moveTip(view.parts, event);
-  });
-  group.addEventListener('mouseleave', () => {
-    tip.hidden = true;
-    view.hovered = null;
+    tell(place);
   });
   group.addEventListener('click', (event) => {
     const place = placeOf(event.target);
     if (place) pin(place);
   });
-  window.addEventListener('scroll', () => (tip.hidden = true), { passive: true });
 }

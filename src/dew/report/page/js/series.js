@@ -11,12 +11,15 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 
 const hasSeeds = () => arms().some((arm) => arm.runs.length > 1);
 const isMerged = () => (state.seeds || (hasSeeds() ? 'mean' : 'each')) === 'mean';
+/** Whether curves are differences from the run of the baseline with the same seed: by default in a study. */
+const isStudy = () => view.report.runs[0].facts.arm && hasSeeds();
+const isDifference = () => arms().length > 1 && (state.as || (isStudy() ? 'differences' : 'values')) === 'differences';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
 
 /** What has a line of its own: arms if their seeds are averaged, else runs. Each is a list of runs. */
 const lineSets = () => (isMerged() ? arms().map((arm) => arm.runs) : view.report.runs.map((_, r) => [r]));
 const setName = (members) =>
-  isMerged() ? arms()[armOf(members[0])].label : view.report.runs[members[0]].name;
+  isMerged() ? shortName(arms()[armOf(members[0])]) : view.report.runs[members[0]].name;
 
 /** Mean over a window of points, twice; the window grows with their number, so it works for few and many. */
 function smoothed(values, amount) {
@@ -71,10 +74,16 @@ function linesOf(runs, names) {
     metrics[name].forEach((v, i) => (out[place.get(metrics.step[i])] = v));
     return out;
   };
+  const relative = (r, name) => {
+    const row = aligned(runs[r], name);
+    const twin = isDifference() && arms()[0].runs.find((q) => runs[q].facts.seed === runs[r].facts.seed);
+    const base = isKnown(twin) && twin !== false && runs[twin].metrics[name] && aligned(runs[twin], name);
+    return base ? row.map((v, i) => (v === null || base[i] === null ? null : v - base[i])) : row;
+  };
   const line = (members, name, d) => {
     const shown = members.filter((r) => runs[r].metrics[name] && !hidden.has(r));
     if (!shown.length) return [];
-    const values = lineOf(shown.map((r) => aligned(runs[r], name)), steps.length, Number(state.smooth));
+    const values = lineOf(shown.map((r) => relative(r, name)), steps.length, Number(state.smooth));
     const dash = DASHES[d % DASHES.length];
     if (!manyRuns()) return [{ ...values, label: name, members, colour: `--run-${d % COLOURS}`, dash }];
     const label = `${setName(members)}${names.length > 1 ? ` · ${name.split('/').pop()}` : ''}`;

@@ -166,9 +166,16 @@ function spreadOf(run, r) {
   if (!credit.entropy && !credit.credit)
     return h('p.calm', 'No entropy or credit was recorded, so there is nothing to show here.');
   const { words } = credit;
+  const parts = (shares) => shares.map((v) => percent(v)).join(', ');
   const groups = plural(run.groups.length, 'group');
   const over = `Over the ${whole(credit.tokens)} trained tokens of the ${groups} in this page.`;
   return [
+    credit.blame &&
+      h(
+        'p',
+        `In wrong answers ${parts(credit.blame)} of the blame fall before, at and after the first token that differs `,
+        `from the nearest correct answer; spread evenly, as by GRPO, it would be ${parts(credit.blame_even)}.`,
+      ),
     h('p.quiet', `${over} Credit is the advantage used in training. Click a bar or a word to see its tokens.`),
     h(
       'div.charts',

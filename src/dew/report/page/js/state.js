@@ -11,7 +11,7 @@ const view = {
   column: 0, // first position of the column view
   compared: {}, // answers chosen for the view of the three methods, and its settings if changed
   what: null,
-  pinned: null, // the token that was clicked, and the one under the pointer
+  pinned: null, // the token that was clicked, and the last one under the pointer
   hovered: null,
   hits: null, // groups that the search found
   parts: {},
@@ -19,17 +19,19 @@ const view = {
 
 const DEFAULTS = {
   mode: 'text', // or columns, methods, same
-  signal: 'advantage',
-  depth: 'size', // colour in proportion to the size, or contrast
+  signal: 'relative',
   only: 'all', // which answers, in which order, folded or not
   sort: 'given',
   fold: 'yes',
+  more: '', // yes: further controls are unfolded
   with: 'all', // which groups, of which run, in which order
   in: '',
   by: '',
   q: '',
+  steps: '', // yes: the arithmetic of the token is unfolded
   token: '', // answer.position of the pinned token
   task: '', // of a study; empty: the first
+  as: '', // values, differences; empty: differences in a study
   chart: '', // the metric to scroll to
   smooth: '0.3',
   seeds: '', // each, mean; empty: mean if an arm has several runs
@@ -68,6 +70,12 @@ const setting = (name, redraw) => (value) => {
   set({ [name]: value });
   redraw();
 };
+
+/** Attributes of a <details> whose state the address remembers. */
+const remembered = (name) => ({
+  open: state[name] === 'yes',
+  ontoggle: ({ target }) => set({ [name]: target.open ? 'yes' : '' }),
+});
 
 /** The group that an address names; where the page lacks that step, one of the nearest step. */
 function findAddress(wish) {

@@ -15,14 +15,6 @@ function tokenRow({ place, group, i, t }) {
   );
 }
 
-function tokensCsv(found) {
-  const rows = found.map(({ group, i, t }) => {
-    const { correct, tokens, entropy, advantage } = group.answers[i];
-    return [group.step, group.group, i + 1, t + 1, correct, tokens[t], entropy?.[t], advantage?.[t]];
-  });
-  return [['step', 'group', 'answer', 'position', 'correct', 'token', 'entropy', 'advantage'], ...rows];
-}
-
 /** Visit every trained token. When the page is due to be painted, `pause` says how far this is; false: stop. */
 async function visitTokens(places, visit, pause) {
   let end = performance.now() + SLICE;
@@ -46,11 +38,16 @@ async function openTokens(title, r, test, tenth = null) {
   const count = h('p.quiet', 'Searching …');
   const list = table('token-table', ['group', 'outcome', 'token', 'entropy', 'credit'], []);
   const [body] = list.tBodies;
-  body.addEventListener('click', (event) => event.target.closest('a') && box.close());
+  body.addEventListener('click', ({ target }) => {
+    if (!target.closest('a')) return;
+    history.replaceState(null, ''); // the place of the list in the history becomes that of the group
+    box.close();
+  });
   const scroll = region('div.scroll-x', 'Tokens', list);
   scroll.ariaBusy = 'true';
   box.replaceChildren(close, h('h2', title), count, scroll);
   box.showModal();
+  history.pushState({ full: true, dialog: true }, ''); // Back closes it
   // Entropies are rounded here and `tops` are not: look a little beyond the tenth, and cut it out in the end.
   const low = tenth?.d ? tenth.tops[tenth.d - 1] * (1 - 1e-4) : -Infinity;
   const high = tenth ? tenth.tops[tenth.d] * (1 + 1e-4) : Infinity;
@@ -80,7 +77,7 @@ async function openTokens(title, r, test, tenth = null) {
     const from = tenth.d * size + Math.min(tenth.d, extra) - lower;
     found = found.sort((a, b) => a.H - b.H).slice(from, from + size + (tenth.d < extra ? 1 : 0));
   }
-  refill(count, `${plural(found.length, 'token')} `, saveButtons('tokens', () => tokensCsv(found)));
+  count.textContent = plural(found.length, 'token');
   body.replaceChildren();
   grow();
   scroll.ariaBusy = null;

@@ -25,6 +25,10 @@ function widen(group) {
     for (const name of Object.keys(SIGNALS)) {
       if (name in answer && !Array.isArray(answer[name])) answer[name] = Array(length).fill(answer[name]);
     }
+    if (!answer.shaped?.some((v) => v)) delete answer.shaped; // of a rule that shapes none
+    const { advantage, grpo: even } = answer;
+    const relative = (v, t) => (even[t] && isKnown(v) ? v / Math.abs(even[t]) : null);
+    if (advantage && even) answer.relative = advantage.map(relative);
     answer.live = answer.live ? answer.live.map(Boolean) : Array(length).fill(true);
   }
   group.credited = group.answers.some((answer) => answer.advantage?.some((v) => v));
