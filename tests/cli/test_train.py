@@ -187,7 +187,9 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert code == 1 and "there is no folder" in err and folder.finished()  # deleted only once the new run can start
     code, _, err = dew("export", folder.path, tmp_path / "model")
     assert code == 0 and (tmp_path / "model" / "config.json").is_file(), err
-    _, scored, _ = dew("eval", tmp_path / "model", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json")
+    _, scored, _ = dew(
+        "eval", tmp_path / "model", "--task", "countdown", "-n", 4, "-k", 2, "--max-new-tokens", 32, "--json"
+    )
     assert 0 <= json.loads(scored)["scores"]["pass@1"]["value"] <= 1
     assert dew("eval", folder.path, "-n", 2, "-k", 1, "--keep", tmp_path / "kept.json")[0] == 0
     kept = json.loads((tmp_path / "kept.json").read_text())  # on the run's own task, with its settings and length

@@ -18,7 +18,7 @@ from dew.errors import ConfigError, Problem, unknown
 from dew.files import is_plain, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
-from dew.run.config import Run, read_run
+from dew.run.config import Run, find_model, read_run
 from dew.tasks.files import first_columns
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ def _plan(
     chosen = task or run.task or (like.task if like else None)
     if chosen is None:
         if unknown_task := [name for name in models if tasks.model_folder(name) == name]:
+            if not (Path(unknown_task[0]) / "run.json").is_file():
+                find_model(unknown_task[0], "model")
             what = f"{unknown_task[0]}: nothing says which problems to evaluate it on."
             raise ConfigError(Problem(what, remedy="Add --task: a file, a data set such as gsm8k, or countdown."))
         chosen = "countdown"
