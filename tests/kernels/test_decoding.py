@@ -356,7 +356,7 @@ def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, 
 def test_a_sampler_without_entropies_says_so_once(tmp_path, caplog):
     caplog.set_level("INFO", "dew")
     trl_tiny.trainer(tmp_path, algorithm="gtpo", captured_sampling=False).train()
-    assert len([r for r in caplog.records if "Sampling does not give the entropy" in r.message]) == 1
+    assert len([r for r in caplog.records if "sampling with generate" in r.getMessage()]) == 1
 
 
 @pytest.mark.usefixtures("captured")
