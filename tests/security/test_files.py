@@ -31,7 +31,11 @@ SMALL = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4
          "use_cpu": True, "bf16": False, "problems": 16}  # fmt: skip
 NESTED = '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}"
 PIPE, SECRET, ZERO = "a pipe", Path("../secret"), Path("/dev/zero")
-EVAL, TRAIN, REPORT = ("eval", "model", "-n", "1", "-k", "1"), ("train", "r.yaml"), ("report", "run", "--out", "r.html")
+EVAL, TRAIN, REPORT = (
+    ("eval", "model", "--task", "countdown", "-n", "1", "-k", "1"),
+    ("train", "r.yaml"),
+    ("report", "run", "--out", "r.html"),
+)
 
 
 class Evil:
