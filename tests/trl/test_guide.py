@@ -114,6 +114,7 @@ def rows(correct, guided_rows, group=None):
         entropy=torch.ones(count, 2),
         logp=None,
         sum_sq=None,
+        tokens=None,
         filler=torch.zeros(count, dtype=torch.bool),
         inputs={"guided": torch.tensor(guided_rows)},
     )

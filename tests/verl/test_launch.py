@@ -108,6 +108,10 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
     "w_reinforce": ("w_reinforce", "dew", "token-mean", False, (0.2, 0.28)),
     "reinforce_pp": ("reinforce_pp", "dew", "token-mean", False, (0.2, 0.2)),
     "kl_cov": ("kl_cov", "dew", "token-mean", True, (1.0, 1e6)),
+    "gmpo": ("gmpo", "dew", "seq-mean-token-mean", False, (0.4, 0.4)),
+    "dppo": ("dppo", "dew", "token-mean", False, (0.15, 0.15)),
+    "gepo": ("gepo", "dew", "seq-mean-token-mean", False, (0.2, 0.2)),
+    **{name: (name, "dew", "token-mean", True, (0.2, 0.28)) for name in ("stare", "fipo")},
 }
 
 

@@ -57,7 +57,7 @@ def algorithm_of(args: Any) -> Algorithm:
         (
             not algorithm.plain_loss,
             f"{name} needs a loss that slime does not have.",
-            "Choose one with token ratios and PPO's clip: gtpo.",
+            "Choose one with token ratios and PPO's clip.",
         ),
         (args.calculate_per_token_loss != per_token, f"The loss of {name} is the mean over {loss}.", flag),
         (not clipped, f"{name} clips at {low:g} and {algorithm.clip_high:g}.", f"Write {clip}."),

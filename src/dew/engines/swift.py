@@ -100,7 +100,7 @@ def algorithm_of(trainer: Any) -> Algorithm:
     several = len(trainer.reward_func_names) > 1 and float(trainer.reward_weights[0]) != 1
     parallel = trainer.template.sequence_parallel_size > 1 or trainer.dynamic_num_samples
     checks = (
-        (not algorithm.plain_loss, f"{name} needs a loss that ms-swift does not have.", "Choose e.g. gtpo, dew, grpo."),
+        (not algorithm.plain_loss, f"{name} needs a loss that ms-swift does not have.", "Choose another one (docs/swift.md)."),
         (trainer.loss_type != loss, f"{name} with loss_type {trainer.loss_type}.", f"Write --loss_type {loss}."),
         (not clipped, f"{name} clips at {low:g} and {high:g}.", f"Write --epsilon {low:g} --epsilon_high {high:g}."),
         (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Leave it out."),

@@ -97,7 +97,8 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
             if sampler is not None and logp is not None:
                 numbers |= metrics.sampler_metrics(logp, sampler, loss_mask(inputs), self.accelerator)
             self._recorder.put(numbers)
-            self._recorder.check_rewards(step, self.algorithm, batch.answers["outcome"])
+            outcomes = batch.answers["outcome"]
+            self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen=True)
             if self._record_due:
                 self._recorder.record(batch, credit, self)
         return loss_inputs(self.algorithm, batch, credit, self.accelerator)
