@@ -9,7 +9,7 @@ from dew import Rollouts, get_algorithm
 from dew.engines import slime
 from dew.errors import ConfigError, EngineError
 
-GTPO = {"calculate_per_token_loss": True, "use_rollout_entropy": True}
+GTPO = {"calculate_per_token_loss": True, "use_rollout_entropy": True, "dew_algorithm": "gtpo"}
 
 
 def arguments(**changed):
@@ -110,7 +110,8 @@ def test_incomplete_groups_and_split_answers_are_errors():
 def test_flags_that_contradict_the_algorithm_are_listed_together():
     wrong = {"advantage_estimator": "gspo", "normalize_advantages": True, "eps_clip_high": 0.2}
     with pytest.raises(ConfigError) as error:
-        slime.advantages(arguments(**wrong, dew_algorithm="dapo"), batch())
+        kwargs = {"dynamic_sampling": True}
+        slime.advantages(arguments(**wrong, dew_algorithm="dapo", dew_algorithm_kwargs=kwargs), batch())
     for flag in ("--calculate-per-token-loss", "--eps-clip-high 0.28", "--advantage-estimator grpo", "filter-path"):
         assert flag in str(error.value)
     assert "--normalize-advantages" in str(error.value)

@@ -109,7 +109,7 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
     "reinforce_pp": ("reinforce_pp", "dew", "token-mean", False, (0.2, 0.2)),
     "kl_cov": ("kl_cov", "dew", "token-mean", True, (1.0, 1e6)),
     "gmpo": ("gmpo", "dew", "seq-mean-token-mean", False, (0.4, 0.4)),
-    "dppo": ("dppo", "dew", "token-mean", False, (0.15, 0.15)),
+    "dppo": ("dppo", "dew", "seq-mean-token-sum-norm", False, (0.15, 0.15)),
     "gepo": ("gepo", "dew", "seq-mean-token-mean", False, (0.2, 0.2)),
     **{name: (name, "dew", "token-mean", True, (0.2, 0.28)) for name in ("stare", "fipo")},
 }

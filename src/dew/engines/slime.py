@@ -43,7 +43,7 @@ def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 def algorithm_of(args: Any) -> Algorithm:
     """`dew_algorithm` and `dew_algorithm_kwargs` from --custom-config-path. Flags must agree with its loss."""
     given = algorithm_settings(getattr(args, "dew_algorithm_kwargs", None))
-    settings = {"max_tokens": args.rollout_max_response_len, **given}
+    settings = {"max_tokens": args.rollout_max_response_len, "dynamic_sampling": False, **given}  # slime samples
     algorithm = get_algorithm(getattr(args, "dew_algorithm", DEFAULT_ALGORITHM), **settings)
     name, per_token = algorithm.name, algorithm.reduce == "tokens"
     high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high

@@ -92,7 +92,7 @@ def algorithm_of(trainer: Any) -> Algorithm:
     """The algorithm that the environment names. ms-swift's settings must agree with its loss."""
     args = trainer.args
     given = algorithm_settings(os.environ.get("DEW_ALGORITHM_KWARGS"))
-    settings = {"max_tokens": args.max_completion_length, **given}
+    settings = {"max_tokens": args.max_completion_length, "dynamic_sampling": False, **given}  # ms-swift samples
     algorithm = get_algorithm(os.environ.get("DEW_ALGORITHM", DEFAULT_ALGORITHM), **settings)
     name, loss = algorithm.name, "dapo" if algorithm.reduce == "tokens" else "grpo"
     low, high = algorithm.clip_low, algorithm.clip_high
@@ -100,7 +100,11 @@ def algorithm_of(trainer: Any) -> Algorithm:
     several = len(trainer.reward_func_names) > 1 and float(trainer.reward_weights[0]) != 1
     parallel = trainer.template.sequence_parallel_size > 1 or trainer.dynamic_num_samples
     checks = (
-        (not algorithm.plain_loss, f"{name} needs a loss that ms-swift does not have.", "Choose another one (docs/swift.md)."),
+        (
+            not algorithm.plain_loss,
+            f"{name} needs a loss that ms-swift does not have.",
+            "Choose another one (docs/swift.md).",
+        ),
         (trainer.loss_type != loss, f"{name} with loss_type {trainer.loss_type}.", f"Write --loss_type {loss}."),
         (not clipped, f"{name} clips at {low:g} and {high:g}.", f"Write --epsilon {low:g} --epsilon_high {high:g}."),
         (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Leave it out."),
