@@ -47,7 +47,7 @@ def test_advantages_are_those_of_the_algorithm(name, flags):
     whole, mixed = batch(), batch([5, 0, 3, 7, 1, 6, 2, 4])
     for data in (whole, mixed):
         clip = {"eps_clip_high": None} if name == "grpo" else {}
-        slime.advantages(arguments(dew_algorithm=name, **flags, **clip), data)
+        slime.advantages(arguments(**{**flags, "dew_algorithm": name}, **clip), data)
         assert data["returns"] is data["advantages"]
     pad = torch.nn.utils.rnn.pad_sequence
     rollouts = Rollouts(

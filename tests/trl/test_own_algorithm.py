@@ -95,7 +95,7 @@ ALLOWED = {("trl/config.py", "dapo"): 1, ("trl/config.py", "grpo"): 1, ("trl/con
            ("verl/launch.py", "gspo"): 1, ("verl/launch.py", "dapo"): 1,
            ("slime.py", "grpo"): 2, ("swift.py", "dapo"): 1, ("swift.py", "grpo"): 2,
            ("lab/arms.py", "dapo"): 2, ("lab/arms.py", "gtpo"): 1}  # fmt: skip
-"""Names of TRL's, slime's and ms-swift's losses and estimators, verl's losses and verl's reward managers; examples in error messages."""
+"""Names of losses, estimators and reward managers of other trainers; examples in error messages."""
 
 
 def classes(cls=Algorithm):
