@@ -341,6 +341,7 @@ def test_the_summary_tells_where_the_noise_comes_from(tmp_path):
         (["--model", "no/such/model"], "no folder"),
         (["--model", "tiny", "--task", "countdwn"], "countdown"),
         (["--task", "gsm8k"], "--model"),
+        (["otb", "--model", "tiny", "--task", "countdown"], "otb reads"),
         (["--reward", "math"], "--model"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{rnak: 3}"], "rank"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{target_modules: attention}"], "q_proj"),

@@ -103,12 +103,15 @@ def study(
     on_gpu = device.startswith("cuda")
     begin = _small_policies(device, warm_starts, say)
     if model is not None:
+        if needy := [x.label for x in chosen if x.algorithm.needs_sum_sq]:
+            what = f"{needy[0]} reads Σπ² of each token, which sampling from a language model does not give."
+            raise ConfigError(Problem(what, remedy="Leave it out, or compare it with `dew compare`."))
         begin = _adapters(model, device, reward, task_settings or {})
     elif unknown := [name for name in tasks if name not in TASKS]:
         get_task(unknown[0])
     settings = settings or begin.keywords["default"]
     machine = {"platform": platform.platform(), "gpu": torch.cuda.get_device_name(device) if on_gpu else None}
-    about = {**asdict(settings), **({} if model is None else {"model": model, "reward": reward})}
+    about = {**asdict(settings), **({} if model is None else {"model": model, "reward": reward, "task": task_settings})}
     facts: Json = {"settings": about, "versions": versions("torch"), "machine": machine}
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     cells = {_cell(name, replica): replica for name in tasks for replica in replicas}
