@@ -34,7 +34,7 @@ import transformers
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
 from dew.decoding import Decoder, Draw
-from dew.decoding.decoder import GROUPED
+from dew.decoding.buffers import GATHERED
 
 SHAPES = {
     "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
@@ -127,7 +127,7 @@ def ways(model, at_once):
         "dew, compiled and captured": functools.partial(dew, compiled=True),
     }
     if model.device.type == "cuda":  # on a CPU the first is what "captured steps" use, the second far slower
-        found["dew, PyTorch's attention"] = functools.partial(dew, attention=GROUPED)
+        found["dew, PyTorch's attention"] = functools.partial(dew, attention=GATHERED)
         found["generate_batch"] = lambda _: functools.partial(generate_batch, model)
     return found
 

@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import Decoder, Draw, SamplingCopy, decoder, refusal
+from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -49,11 +49,11 @@ def test_greedy_answers_match_generate(heads):
     assert min(lengths) < 20  # some end early
 
 
-@pytest.mark.parametrize(("name", "value", "new"), [("VISIBLE", 4, 30), ("PREFILL", 7, 12)])
-def test_steps_that_see_few_slots_and_prompts_in_several_passes(monkeypatch, name, value, new):
-    monkeypatch.setattr(decoder, name, value)
+@pytest.mark.parametrize(("owner", "name", "value"), [(buffers, "PAGE", 4), (prompts, "PREFILL", 7)])
+def test_several_pages_and_prompts_in_several_passes(monkeypatch, owner, name, value):
+    monkeypatch.setattr(owner, name, value)
     model = trl_tiny.model(3, **GROUPED).double()
-    assert greedy(model).answers(PROMPTS, new) == generated(model, PROMPTS, new)
+    assert greedy(model).answers(PROMPTS, 30) == generated(model, PROMPTS, 30)
 
 
 MANY = [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
@@ -76,9 +76,9 @@ def test_ended_answers_make_room(monkeypatch, all_at_once, at_once, fewest):
     """Waiting prompts take their places, so that slots are used several times over, and in the end there are fewer
     rows; every answer is that of `generate`, with its own scores."""
     monkeypatch.setattr(decoder, "FEWEST", fewest)
-    monkeypatch.setattr(decoder, "VISIBLE", 4)
+    monkeypatch.setattr(buffers, "PAGE", 4)
     monkeypatch.setattr(decoder, "LOOK", 3)
-    monkeypatch.setattr(decoder, "PREFILL", 12)
+    monkeypatch.setattr(prompts, "PREFILL", 12)
     model, expected, all_logp, all_entropy = all_at_once
     ours = greedy(model)
     ids, logp, entropy = ours.scored(MANY, 14, at_once)
@@ -89,19 +89,6 @@ def test_ended_answers_make_room(monkeypatch, all_at_once, at_once, fewest):
     assert (len(ours._kept) > 1) == (fewest == 1)
 
 
-def test_fewer_rows_do_not_overwrite_what_they_continue(monkeypatch):
-    """An earlier call leaves buffers for few rows with many slots, which would reach into layers still to be copied."""
-    monkeypatch.setattr(decoder, "FEWEST", 1)
-    monkeypatch.setattr(decoder, "VISIBLE", 4)
-    monkeypatch.setattr(decoder, "LOOK", 3)
-    model = trl_tiny.model(5, **GROUPED).double()
-    ours, many = greedy(model), MANY
-    ours.answers(many[:12], 100)
-    slots = ours._kept[12].slots
-    assert ours.answers(many, 24) == generated(model, many, 24)
-    assert ours._kept[12].slots < slots  # they did continue in twelve rows
-
-
 @pytest.mark.parametrize("gib", [0.01, 0.1, 0.7, 1, 3])
 def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
     """What is allocated for the rows found affordable stays within the share, and uses at least half of it."""
@@ -110,13 +97,14 @@ def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
     for name in ("memory_reserved", "memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda device: 0)
     ours.device = torch.device("cuda")
-    rows = ours.affordable(300)
-    taken = math.prod(decoder._cache_shape(ours.model, decoder._capacity(rows), 512)) * 4
-    assert decoder.FREE / 2 < taken / free <= decoder.FREE
+    for distinct in (1, 8, math.inf):
+        rows = ours.affordable(100, 200, distinct)
+        pages = buffers.pages_in_use(decoder._capacity(rows), 100, 200, min(distinct, rows))
+        assert decoder.FREE / 2 < math.prod(buffers.cache_shape(ours.model, pages)) * 4 / free <= decoder.FREE
 
 
 def test_fewer_rows_where_memory_is_short(monkeypatch):
-    monkeypatch.setattr(Decoder, "affordable", lambda self, slots: 2)
+    monkeypatch.setattr(Decoder, "affordable", lambda self, *_: 2)
     model = trl_tiny.model(3, **GROUPED).double()
     ours = greedy(model)
     assert ours.answers(PROMPTS, 20) == generated(model, PROMPTS, 20)
@@ -286,12 +274,12 @@ def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):
     cuda.graph.return_value.__exit__.side_effect = RuntimeError("capture was invalidated")
     ours = greedy(trl_tiny.model())
     ours.answers(PROMPTS, 3)
-    (buffers,) = ours._kept.values()
+    (kept,) = ours._kept.values()
     ours.device = torch.device("cuda", 1)
     monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(buffers, "_forward", mock.Mock(side_effect=RuntimeError("a synchronisation")))
+    monkeypatch.setattr(kept, "_forward", mock.Mock(side_effect=RuntimeError("a synchronisation")))
     with pytest.raises(RuntimeError, match="invalidated") as error:
-        buffers.step(ours, 8)
+        kept.step(ours)
     assert str(error.value.__context__) == "a synchronisation"
     cuda.set_stream.assert_called_once_with(cuda.current_stream.return_value)
     generator = cuda.default_generators[cuda.current_stream.return_value.device_index]
@@ -419,10 +407,11 @@ def test_unsupported_models():
 def test_a_transformers_without_static_layers_is_refused(monkeypatch):
     """Its own copy of the module: the others keep theirs."""
     monkeypatch.delattr("transformers.cache_utils.StaticLayer")
-    spec = importlib.util.spec_from_file_location("decoder_of_another_version", decoder.__file__)
+    spec = importlib.util.spec_from_file_location("buffers_of_another_version", buffers.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert "has no static cache layers" in module.refusal(trl_tiny.model())
+    monkeypatch.setattr(decoder, "HAS_STATIC", module.HAS_STATIC)
+    assert "has no static cache layers" in refusal(trl_tiny.model())
 
 
 def test_owners_are_told_for_as_many_rows_as_a_step_has():

@@ -198,7 +198,7 @@ def test_fused_parts_of_a_decoder(family):
             torch.nn.init.uniform_(p, 0.5, 1.5)
     decoder = Decoder(model, Draw(greedy=True), ends=[1], pad=0)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
-    decoder.parts, decoder.attention = [], "dew_grouped"
+    decoder.parts, decoder.attention = [], "dew_gathered"
     expected = decoder.answers(prompts, 6)
     decoder._release()
     decoder.parts, decoder.attention = _fused_parts(model)
@@ -210,17 +210,25 @@ def test_fused_parts_of_a_decoder(family):
 
 
 @pytest.mark.parametrize(("heads", "shared", "width"), [(14, 2, 64), (3, 3, 24), (20, 1, 128)])
-def test_attention_of_single_tokens(heads, shared, width):
-    """Against PyTorch's, with hidden slots at both ends, whole blocks of them among them, and keys that are a view."""
-    from dew.decoding.decoder import grouped_attention
-    from dew.decoding.fused import attention
+def test_attention_to_pages(heads, shared, width):
+    """What `store` writes and `attention` reads, against PyTorch's; a row that has ended writes and reads nothing."""
+    from dew.decoding import buffers, fused
 
     torch.manual_seed(0)
-    rows, slots, seen = 3, 512, 384
-    query = torch.randn(rows, 1, heads, width, device=DEVICE).transpose(1, 2)
-    keys, values = (x[:, :, :seen] for x in torch.randn(2, rows, shared, slots, width, device=DEVICE))
-    mask = torch.zeros(rows, 1, 1, seen, device=DEVICE)
-    mask[0, ..., :140], mask[1, ..., 5:], mask[2, ..., :200], mask[2, ..., 201:] = (-torch.inf,) * 4
-    found, expected = (f(None, query, keys, values, mask, 0.3)[0] for f in (attention, grouped_attention))
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[2, 0, 0], values[2, 0, 200], rtol=1e-5, atol=1e-5)  # a single visible slot
+    query = torch.randn(4, 1, heads, width, device=DEVICE).transpose(1, 2)
+    pages = torch.randn(2, 9, shared, buffers.PAGE, width, device=DEVICE)
+    rows = [[3, 70, 1, 65], [3, 70, 5, 1], [0, 0, 0, 0], [7, 64, 8, 3]]
+    table = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
+    key, value = torch.randn(2, 4, shared, 1, width, device=DEVICE)
+    before = pages.clone()
+    fused.store(key, value, *pages, table)
+    assert ((pages != before).any(-1).sum((0, 2, 3)) > 0).tolist() == [i in (2, 5, 8) for i in range(9)]
+    for row, (page, slot) in {0: (2, 0), 1: (5, 0), 3: (8, 2)}.items():
+        assert torch.equal(pages[:, page, :, slot], torch.stack([key, value])[:, row, :, 0])
+    found = fused.attention(None, query, *pages, table[:, None, None], 0.3)[0]
+    side_by_side = [buffers.gather(x, table, (2, 2)) for x in pages]
+    mask = buffers.hidden(table, (2, 2), torch.float32)
+    expected = buffers.gathered_attention(None, query, *side_by_side, mask, 0.3)[0]
+    live = [0, 1, 3]
+    torch.testing.assert_close(found[live], expected[live], rtol=1e-5, atol=1e-5)
+    assert not found[2].any()

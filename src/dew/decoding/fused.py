@@ -1,8 +1,7 @@
 """Triton kernels for steps of one token: norms, rotary embeddings, attention, and the draw of the token.
 
 As written in transformers, norms and embeddings take 8 and 10 kernels, which at this size is half of a step's time, and
-PyTorch's attention reads the keys and values of slots that are hidden. A part is replaced only if it is found to
-compute the same.
+PyTorch's attention cannot read pages. A part is replaced only if it is found to compute the same.
 
 A token is drawn from each row of logits, with its log-probability and the row's entropy, in one pass. The vocabulary
 is cut into blocks. A first uniform number chooses the block and a second the token within it, each by the cumulative
@@ -27,6 +26,8 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from triton.runtime.errors import TritonError
 
+from dew.decoding.buffers import PAGE, gather, gathered_attention, hidden
+
 Part = tuple[Any, str, Callable[..., Any]]
 """An object, the name of one of its attributes, and what to call instead."""
 ATTENTION = "dew_fused"
@@ -35,6 +36,8 @@ TOLERANCE = 0.02
 """Relative; bfloat16 rounds at other places."""
 LOG2E = 1.4426950408889634
 BLOCK = 4096
+WARPS, STAGES = 4, 3
+"""Of a program of `attention`."""
 LOWEST = tl.constexpr(-1e30)
 
 
@@ -69,47 +72,71 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
 @triton.jit
 def _attention_kernel(
-    query, q_row, q_head, keys, values, k_row, k_head, k_slot, bias, b_row, out, slots, heads, group, width, scale,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    query, q_row, q_head, keys, values, page_size, head_size, table, out, heads, group, width, scale,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """The query heads that share a key head. Blocks of hidden slots are not read; a row with no others gets 0."""
+    """The query heads that share a key head. A row whose table is 0 reads nothing and gets 0."""
     row, key_head, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDTH)[None]
+    prompt, length = tl.load(table + row * 4), tl.load(table + row * 4 + 1)
+    answer, written = tl.load(table + row * 4 + 2), tl.load(table + row * 4 + 3)
     head = key_head * group + tl.arange(0, GROUP)[:, None]
     live = (head < (key_head + 1) * group) & (i < width)
     q = tl.load(query + row * q_row + head * q_head + i, mask=live, other=0.0)
-    start, bias = row * k_row + key_head * k_head, bias + row * b_row
+    slot, before = tl.arange(0, PAGE), tl.cdiv(length, PAGE)
     top = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     mixed = tl.zeros([GROUP, WIDTH], tl.float32)
-    for first in range(0, slots, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        hidden = tl.load(bias + at).to(tl.float32)
-        if tl.max(hidden, 0) > float("-inf"):
-            place = start + at[:, None] * k_slot + i
-            key = tl.load(keys + place, mask=i < width, other=0.0)
-            value = tl.load(values + place, mask=i < width, other=0.0)
-            s = tl.dot(q, tl.trans(key), input_precision="ieee") * scale + hidden[None]
-            higher = tl.maximum(top, tl.max(s, 1))
-            p, shrink = tl.exp(s - higher[:, None]), tl.exp(top - higher)
-            mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
-            total = total * shrink + tl.sum(p, 1)
-            top = higher
+    for j in range(before + tl.cdiv(written, PAGE)):
+        page = tl.where(j < before, prompt + j, answer + j - before).to(tl.int64)
+        here = slot < tl.where(j < before, length - j * PAGE, written - (j - before) * PAGE)
+        place = page * page_size + key_head * head_size + slot[:, None] * width + i
+        seen = here[:, None] & (i < width)
+        key, value = tl.load(keys + place, mask=seen, other=0.0), tl.load(values + place, mask=seen, other=0.0)
+        s = tl.where(here[None], tl.dot(q, tl.trans(key), input_precision="ieee") * scale, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        p, shrink = tl.exp(s - higher[:, None]), tl.exp(top - higher)
+        mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
+        total = total * shrink + tl.sum(p, 1)
+        top = higher
     tl.store(out + (row * heads + head) * width + i, mixed / tl.where(total > 0, total, 1.0)[:, None], mask=live)
 
 
 def attention(
-    _: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None = None, **__: Any
+    _: Any, query: Tensor, key: Tensor, value: Tensor, table: Tensor, scaling: float | None = None, **__: Any
 ) -> tuple[Tensor, None]:
-    """Attention of (B, heads, 1, D) queries; the mask (B, 1, 1, slots) is added, the slots are a multiple of 128."""
+    """Attention of (B, heads, 1, D) queries to what the table, (B, 1, 1, 4), says of the pages of keys and values."""
     rows, heads, _one, width = query.shape
     group, padded = heads // key.shape[1], max(16, triton.next_power_of_2(width))
     out = torch.empty(rows, 1, heads, width, dtype=query.dtype, device=query.device)
     _attention_kernel[(rows, key.shape[1])](
-        query, query.stride(0), query.stride(1), key, value, *key.stride()[:3], mask, mask.stride(0), out,
-        key.shape[2], heads, group, width, scaling or width**-0.5, max(16, triton.next_power_of_2(group)), padded,
-        128 if padded <= 64 else 64, num_warps=4,
+        query, query.stride(0), query.stride(1), key, value, *key.stride()[:2], table, out, heads, group, width,
+        scaling or width**-0.5, max(16, triton.next_power_of_2(group)), padded, key.shape[2], num_warps=WARPS,
+        num_stages=STAGES,
     )  # fmt: skip
     return out, None
+
+
+@triton.jit
+def _store_kernel(
+    key, k_row, k_head, value, v_row, v_head, keys, values, page_size, head_size, table, heads, width,
+    PAGE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    row, head, i = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS)[:, None], tl.arange(0, WIDTH)[None]
+    answer, last = tl.load(table + row * 4 + 2), tl.load(table + row * 4 + 3) - 1
+    if last >= 0:
+        live = (head < heads) & (i < width)
+        place = (answer + last // PAGE).to(tl.int64) * page_size + head * head_size + last % PAGE * width + i
+        tl.store(keys + place, tl.load(key + row * k_row + head * k_head + i, mask=live), mask=live)
+        tl.store(values + place, tl.load(value + row * v_row + head * v_head + i, mask=live), mask=live)
+
+
+def store(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tensor) -> None:
+    """Write the (B, heads, 1, D) key and value of each row's last token to its page; see `attention`."""
+    heads, width = key.shape[1], key.shape[3]
+    _store_kernel[(len(key),)](
+        key, *key.stride()[:2], value, *value.stride()[:2], keys, values, *keys.stride()[:2], table, heads, width,
+        keys.shape[2], triton.next_power_of_2(heads), triton.next_power_of_2(width), num_warps=2,
+    )  # fmt: skip
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
@@ -129,18 +156,20 @@ def fused_parts(model: Any) -> list[Part]:
     return parts
 
 
-def same_attention(model: Any, own: Callable[..., Any]) -> bool:
-    """Whether `attention` does what `own` does, with this model's heads."""
+def same_attention(model: Any) -> bool:
+    """Whether `attention` does with pages what PyTorch's does with them side by side, with this model's heads."""
     config, like = model.config.get_text_config(), model.get_input_embeddings().weight
     heads, width = config.num_attention_heads, _width(config)
     shared = getattr(config, "num_key_value_heads", None) or heads
-    given = torch.linspace(-3, 2, 2 * (heads + 2 * shared * 256) * width, dtype=like.dtype, device=like.device).sin()
-    q, k, v = given.split([2 * heads * width, *[2 * shared * 256 * width] * 2])
-    mask = torch.zeros(2, 1, 1, 256, dtype=like.dtype, device=like.device)
-    mask[0, ..., :130], mask[1, ..., 200:] = -torch.inf, -torch.inf
-    inputs = (q.view(2, heads, 1, width), k.view(2, shared, 256, width), v.view(2, shared, 256, width), mask)
+    size = 6 * shared * PAGE * width
+    given = torch.linspace(-3, 2, 2 * heads * width + 2 * size, dtype=like.dtype, device=like.device).sin()
+    query, *both = given.split([2 * heads * width, size, size])
+    query, (keys, values) = query.view(2, heads, 1, width), (x.view(6, shared, PAGE, width) for x in both)
+    table = torch.tensor([[1, PAGE + 3, 3, 5], [1, 7, 4, PAGE + 1]], dtype=torch.int32, device=like.device)
+    inputs = gather(keys, table, (2, 2)), gather(values, table, (2, 2)), hidden(table, (2, 2), like.dtype)
     try:
-        return _near(attention(None, *inputs)[0], own(None, *inputs)[0])
+        found = attention(None, query, keys, values, table[:, None, None])[0]
+        return _near(found, gathered_attention(None, query, *inputs)[0])
     except TritonError:  # a GPU with too little shared memory
         return False
 

@@ -299,7 +299,7 @@ class LoraPolicies:
         (R, P), (B, T) = problems.shape[:2], uniforms.shape[1:3]
         numbers = problems[..., 0].repeat_interleave(B // P, 1)
         prompts, owners = [self.prompts(i) for i in numbers.flatten().tolist()], [i for i in range(R) for _ in range(B)]
-        if self.decoder.affordable(max(map(len, prompts)) + T) < R:
+        if self.decoder.affordable(max(map(len, prompts)), T) < R:
             raise torch.OutOfMemoryError("The cache of one answer of each run does not fit.")
         rows = R * self.settings.answers
         found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1))

@@ -1,0 +1,249 @@
+"""What a sampling step reads and writes, at fixed addresses: keys and values in pages, and the state of each row.
+
+    pages      | unused | row 0: answer | row 1: answer | ... | prompt 0 | prompt 1 | ...
+
+The keys and values of an answer lie in pages of its row, those of a prompt in pages that all its answers share: rows of
+a group stand side by side, so that a GPU reads a prompt from memory once for all of them. A table says where a row's
+pages begin and how many tokens they hold; transformers hands it on to attention in the place of a mask.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+try:
+    from transformers.cache_utils import Cache, StaticLayer
+except ImportError:  # not in every version: `refusal` says so, and `generate` samples
+    Cache, StaticLayer = None, object
+
+HAS_STATIC = Cache is not None
+GATHERED = "dew_gathered"
+"""The name under which transformers finds `gathered_attention`."""
+PAGE = 64
+"""Tokens of a page."""
+COLUMNS = 4
+"""Of the table: first page and length of the prompt, first page and length of the answer, int32."""
+
+
+def pages_of(tokens: int) -> int:
+    return -(-tokens // PAGE)
+
+
+def pages_in_use(rows: int, width: int, new: int, prompts: int) -> int:
+    """Pages of so many answers of `new` tokens and prompts of `width`, and the one of rows that are not in use."""
+    return 1 + rows * pages_of(new) + prompts * pages_of(width)
+
+
+def gather(pages: Tensor, table: Tensor, spans: Sequence[int]) -> Tensor:
+    """(N, heads, PAGE, width) pages -> (B, heads, slots, width): those of each row's prompt, then of its answer."""
+    both = zip(table[:, ::2].T, spans, strict=True)
+    numbers = torch.cat([first[:, None] + torch.arange(n, device=table.device) for first, n in both], 1)
+    # A short prompt has fewer pages than the longest: what is read beyond them is hidden.
+    return pages[numbers.clamp_max(len(pages) - 1)].transpose(1, 2).flatten(2, 3)
+
+
+def hidden(table: Tensor, spans: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """(B, 1, 1, slots): -inf for slots that hold nothing, else 0."""
+    both = zip(table[:, 1::2].T, spans, strict=True)
+    empty = torch.cat([torch.arange(n * PAGE, device=table.device) >= length[:, None] for length, n in both], 1)
+    return torch.zeros(empty.shape, dtype=dtype, device=table.device).masked_fill_(empty, -torch.inf)[:, None, None]
+
+
+def gathered_attention(
+    _: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **__: Any
+) -> tuple[Tensor, None]:
+    """Attention of one token. Query heads that share a key head are treated as positions, so keys are not repeated."""
+    rows, heads, one, width = query.shape
+    grouped = query.reshape(rows, key.shape[1], heads // key.shape[1] * one, width)
+    mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scaling)
+    return mixed.reshape(rows, heads, one, width).transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(GATHERED, gathered_attention)
+
+
+class PagedLayer(StaticLayer):  # type: ignore[misc]
+    """One layer's keys and values, (pages, heads, PAGE, width)."""
+
+    table: Tensor
+    """Of the step that runs."""
+    spans: Sequence[int] | None
+    """Pages of a prompt and of an answer, if attention does not read pages itself."""
+
+    def __init__(self, keys_values: Tensor) -> None:
+        super().__init__(max_cache_len=keys_values.shape[1] * PAGE)
+        self.keys, self.values = keys_values
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write what a step adds to its answers."""
+        if self.spans is None:
+            from dew.decoding.fused import store
+
+            store(key_states, value_states, self.keys, self.values, self.table)
+            return self.keys, self.values
+        last = self.table[:, 3] - 1
+        page, slot = self.table[:, 2] + last // PAGE, last % PAGE
+        self.keys[page, :, slot], self.values[page, :, slot] = key_states[:, :, 0], value_states[:, :, 0]
+        return gather(self.keys, self.table, self.spans), gather(self.values, self.table, self.spans)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return int(self.max_cache_len), 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are passed with every call
+
+
+def cache_shape(model: Any, pages: int) -> tuple[int, ...]:
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return config.num_hidden_layers, 2, pages, heads, PAGE, width
+
+
+class Buffers:
+    """Rows that are sampled together."""
+
+    def __init__(self, layers: Sequence[PagedLayer], rows: int, width: int, new: int, pad: int) -> None:
+        """For answers of up to `new` tokens to prompts of up to `width`."""
+        device, self.layers, self.pad = layers[0].keys.device, layers, pad
+        self.width, self.new = width, new
+        self.spans = pages_of(width), pages_of(new)
+        self.table = torch.zeros(rows, COLUMNS, dtype=torch.int32, device=device)
+        self.length, self.written = self.table[:, 1], self.table[:, 3:]
+        tokens = self.spans[1] * PAGE + 1  # the last one is where rows that have ended at the limit go on writing
+        self.made = (
+            torch.empty(rows, tokens, dtype=torch.long, device=device),
+            *torch.zeros(2, rows, tokens, device=device),
+        )
+        """Tokens, their log-probabilities and entropies."""
+        self.uniforms = torch.zeros(rows, tokens, 2, device=device)
+        """The random numbers that decide them."""
+        self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
+        self.limit = torch.empty(1, dtype=torch.long, device=device)
+        self.ended = torch.empty(rows, dtype=torch.bool, device=device)
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._ran = False
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+    def start(self, limit: int) -> None:
+        """All rows are unused: they count as ended, and write to the page that nobody reads."""
+        self.limit.fill_(limit)
+        self.table.zero_()
+        self.written.fill_(1)
+        self.token.fill_(self.pad)
+        self.ended.fill_(True)
+
+    def give_pages(self, rows: int) -> None:
+        """To the answers of the first rows."""
+        self.table[:rows, 2] = 1 + self.spans[1] * torch.arange(rows, device=self.table.device)
+
+    def prompt_page(self, number: int) -> int:
+        """The first page of the prompt of this number."""
+        return pages_in_use(len(self), self.width, self.new, number)
+
+    def load_uniforms(self, rows: Tensor, given: Tensor | None) -> None:
+        """These, or new ones."""
+        some = torch.rand(len(rows), *self.uniforms.shape[1:], device=rows.device) if given is None else given
+        self.uniforms[rows, : some.shape[1]] = some
+
+    def load_prompts(self, cache: Any, live: Tensor, which: Tensor, pages: Tensor) -> None:
+        """Copy keys and values of prompts, those of numbers `which` in a pass, to where their pages begin."""
+        prompt, column = live[which].nonzero().T
+        place = column - (live.shape[1] - live.sum(1))[which][prompt]
+        page, slot = pages[prompt] + place // PAGE, place % PAGE
+        for ours, theirs in zip(self.layers, cache.layers, strict=True):
+            ours.keys[page, :, slot] = theirs.keys[which[prompt], :, column]
+            ours.values[page, :, slot] = theirs.values[which[prompt], :, column]
+
+    def load_tokens(self, rows: Tensor, tokens: Tensor, logp: Tensor, entropy: Tensor, ended: Tensor) -> None:
+        """The first tokens of answers."""
+        for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
+            made[rows, 0] = new.to(made.dtype)
+        self.token[rows, 0] = tokens
+        self.written[rows] = 1
+        self.ended[rows] = ended | (self.limit <= 1)
+
+    def copy_made(self, target: Sequence[Tensor], rows: Tensor, to: Tensor) -> None:
+        """Copy what these rows have sampled to places in `target`."""
+        for ours, theirs in zip(self.made, target, strict=True):
+            theirs[to] = ours[rows, : theirs.shape[1]]
+
+    def take(self, larger: "Buffers", rows: Tensor) -> None:
+        """Continue with these rows of larger buffers. Their pages stay where they are."""
+        self.start(0)
+        for name in ("table", "token", "ended", "uniforms"):
+            getattr(self, name)[: len(rows)] = getattr(larger, name)[rows]
+        for made, before in zip(self.made, larger.made, strict=True):
+            made[: len(rows)] = before[rows]
+        self.limit.copy_(larger.limit)
+
+    def step(self, decoder: Any) -> None:
+        """Sample one more token. The first step runs eagerly, the second is captured."""
+        if decoder.device.type != "cuda" or not self._ran:
+            self._ran = True
+            self._forward(decoder)
+            return
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            with _restored_on_failure(), torch.cuda.graph(graph, pool=decoder._pool):
+                self._forward(decoder)
+            self._graph = graph
+        self._graph.replay()
+
+    def _forward(self, decoder: Any) -> None:
+        plain = decoder.attention == GATHERED
+        table = self.table if plain else self.table.masked_fill(self.ended[:, None], 0)  # such a row reads nothing
+        for layer in self.layers:
+            layer.table, layer.spans = table, self.spans if plain else None
+        mask = hidden(table, self.spans, self.layers[0].keys.dtype) if plain else table[:, None, None]
+        positions = (self.length[:, None] + self.written - 1).long()
+        inputs = {"input_ids": self.token, "attention_mask": mask, "position_ids": positions}
+        attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", decoder.attention)
+        with replaced([*decoder.parts, attention]):  # prompts and training use the model's own
+            logits = decoder.logits(**inputs, past_key_values=Cache(layers=list(self.layers)))
+        written = self.written.long()
+        uniforms = self.uniforms.gather(1, written[:, :, None].expand(-1, 1, 2))[:, 0]
+        tokens, logp, entropy = decoder.draw.scored(logits, uniforms)
+        tokens, live = tokens.masked_fill(self.ended, self.pad), ~self.ended[:, None]
+        for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
+            made.scatter_(1, written, new[:, None].to(made.dtype))
+        self.token.copy_(tokens[:, None])
+        self.written += live
+        self.ended |= decoder.is_end(tokens) | (self.written[:, 0] >= self.limit)
+
+
+@contextmanager
+def _restored_on_failure() -> Iterator[None]:
+    """After a failed capture PyTorch keeps the capturing stream current and the random generator in capture mode, in
+    which it refuses to draw anything else: go back to the stream, and replace the generator's state by a copy.
+    """
+    stream = torch.cuda.current_stream()
+    try:
+        yield
+    except BaseException:
+        torch.cuda.set_stream(stream)
+        generator = torch.cuda.default_generators[stream.device_index]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
+
+
+@contextmanager
+def replaced(parts: list[Any]) -> Iterator[None]:
+    """Set attributes, given as (object, name, value), and restore them."""
+    own = [(owner, name, vars(owner)[name]) for owner, name, _ in parts if name in vars(owner)]
+    for part in parts:
+        setattr(*part)
+    try:
+        yield
+    finally:
+        for owner, name, _ in parts:
+            delattr(owner, name)
+        for saved in own:
+            setattr(*saved)
