@@ -110,3 +110,40 @@ def test_sampling_and_training_agree_in_tf32():
     difference = ((logp - answers.logp) * answers.mask).abs()
     print("largest difference of log-probabilities", difference.max().item())
     assert difference.max() < 0.01
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("width", "sizes", "r"), [(96, [192, 64, 64], 4), (40, [72], 16), (130, [128, 128], 8)])
+def test_adapters_of_joined_layers(width, sizes, r, gated):
+    """Three replicas, one of them without rows: outputs and all gradients."""
+    if gated and len(sizes) != 2:
+        pytest.skip("a gated unit has two layers")
+    from dew.engines.lab.lora import Rows, _adapted
+    from dew.engines.lab.lora_kernels import AdaptedLinear, Joined
+
+    rows = Rows(3, DEVICE)
+    counts = torch.tensor([70, 0, 13], device=DEVICE)
+    rows.count(counts, 83)
+    x, weight, bias = normal(83, width), normal(sum(sizes), width, scale=0.1), normal(sum(sizes))
+    a, b = [normal(3, width, r, scale=0.1) for _ in sizes], [normal(3, n, r, scale=0.5) for n in sizes]
+    a = [(i + 1) * y for i, y in enumerate(a)]
+
+    def outputs(x, a, b):
+        base = F.linear(x, weight.to(x.dtype), bias.to(x.dtype)).split(sizes, 1)
+        parts = zip(base, a, b, strict=True)
+        found = [y + 0.7 * _adapted(x, A, B, rows[83][1].tolist()) for y, A, B in parts]
+        return [F.silu(found[0]) * found[1]] if gated else found
+
+    exact = [y.double().requires_grad_() for y in (x, *a, *b)]
+    expected = outputs(exact[0], exact[1 : 1 + len(sizes)], exact[1 + len(sizes) :])
+    fast = [y.clone().requires_grad_() for y in (x, *a, *b)]
+    layouts = Joined([width], r * len(sizes), DEVICE), Joined(sizes, r, DEVICE)
+    low = torch.cat(a, 2), torch.cat(b, 1)
+    found = AdaptedLinear.apply(fast[0], weight, bias, low, layouts, rows[83], 0.7, gated, *fast[1:])
+    found = [found] if torch.is_tensor(found) else found
+    for y, z in zip(found, expected, strict=True):
+        near(y, z)
+    sum((y.sin() * (i + 1)).sum() for i, y in enumerate(found)).backward()
+    sum((y.sin() * (i + 1)).sum() for i, y in enumerate(expected)).backward()
+    for y, z in zip(fast, exact, strict=True):
+        near(y.grad, z.grad, 1e-5)

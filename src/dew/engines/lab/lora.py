@@ -33,8 +33,10 @@ from dew.run.config import find_model
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 PACKED = "dew_packed"
 """The name under which transformers finds `packed_attention`."""
-TILE = 64
-"""Rows of a tile; see `lora_kernels`."""
+TILE, COLUMNS = 64, 64
+"""Rows of a tile, and of what the widths of joined layers are multiples; see `lora_kernels`."""
+JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+"""Layers that read the same input."""
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else it needs no word
 BETAS = (0.9, 0.999)
 PROMPT = 256
@@ -104,25 +106,74 @@ class Rows:
 class StackedLinear(nn.Module):
     """A frozen linear layer with an adapter for each replica: A (R, in, r) and B (R, out, r)."""
 
-    def __init__(self, base: nn.Linear, rows: Rows, a: Tensor, b: Tensor, scale: float) -> None:
+    joined: "Joined"
+    """The layers that are computed with it, in one product."""
+    number: int
+    """Its place among them."""
+
+    def __init__(self, base: nn.Linear, a: Tensor, b: Tensor) -> None:
         super().__init__()
-        self.base, self.rows, self.scale = base, rows, scale
-        self.a, self.b = a, b
-        same = base.weight.dtype == a.dtype
-        self.low = (a.detach(), b.detach()) if same else (a.to(base.weight.dtype), b.to(base.weight.dtype))
-        """What products read, in the dtype of the base."""
+        self.base, self.a, self.b = base, a, b
 
     def forward(self, x: Tensor) -> Tensor:
-        flat, base = x.reshape(-1, x.shape[-1]), self.base
-        tiles, starts = self.rows[len(flat)]
-        if x.is_cuda and HAS_TRITON:
-            from dew.engines.lab.lora_kernels import AdaptedLinear
+        return self.joined(x, self.number)
 
-            args = (self.a, self.b, self.low, tiles, starts, self.scale)
-            y = AdaptedLinear.apply(flat.contiguous(), base.weight, base.bias, *args)
-        else:
-            y = F.linear(flat, base.weight, base.bias) + self.scale * _adapted(flat, self.a, self.b, starts.tolist())
-        return y.view(*x.shape[:-1], -1)
+
+class Joined:
+    """Linear layers that read the same input, one after the other: the first call computes them all."""
+
+    def __init__(self, layers: Sequence[StackedLinear], rows: Rows, scale: float) -> None:
+        self.layers, self.rows, self.scale = layers, rows, scale
+        self._read: Tensor | None = None
+        self._left = dict[int, Tensor]()
+        bases = [x.base for x in layers]
+        self.weight: Tensor = bases[0].weight
+        self.bias: Tensor | None = bases[0].bias
+        if len(layers) > 1:  # the layers keep views
+            self.weight = torch.cat([x.weight for x in bases])
+            self.bias = None if self.bias is None else torch.cat([x.bias for x in bases])
+            for base, part in zip(bases, self.weight.split([x.out_features for x in bases]), strict=True):
+                base.weight = nn.Parameter(part, requires_grad=False)
+        self.a, self.b = ([getattr(x, side) for x in layers] for side in "ab")
+        self.low = tuple(torch.cat(x, i).to(self.weight.dtype).detach() for x, i in ((self.a, 2), (self.b, 1)))
+        """What kernels read, in the dtype of the base."""
+        rank = self.a[0].shape[2]
+        self.parts = [*self.low[0].split(rank, 2), *self.low[1].split([x.out_features for x in bases], 1)]
+        for i, layer in enumerate(layers):
+            layer.joined, layer.number = self, i
+        if self.weight.is_cuda and HAS_TRITON:
+            from dew.engines.lab import lora_kernels
+
+            self._kernels, device = lora_kernels, self.weight.device
+            sizes = ([bases[0].in_features], rank * len(bases)), ([x.out_features for x in bases], rank)
+            self._layouts = [lora_kernels.Joined(*x, device) for x in sizes]
+
+    def __call__(self, x: Tensor, number: int) -> Tensor:
+        if self._read is not x or number not in self._left:
+            self._read, self._left = x, dict(enumerate(self._product(x)))
+        found = self._left.pop(number)
+        if not self._left:
+            self._read = None
+        return found
+
+    def _product(self, x: Tensor) -> Sequence[Tensor]:
+        if self.weight.is_cuda and HAS_TRITON:
+            found = self.fused(x)
+            return found if isinstance(found, tuple) else (found,)
+        flat = x.reshape(-1, x.shape[-1])
+        starts = self.rows[len(flat)][1].tolist()
+        base = F.linear(flat, self.weight, self.bias).split([len(x.base.weight) for x in self.layers], 1)
+        parts = zip(base, self.a, self.b, strict=True)
+        return [(y + self.scale * _adapted(flat, a, b, starts)).view(*x.shape[:-1], -1) for y, a, b in parts]
+
+    def fused(self, x: Tensor, gated: bool = False) -> Any:
+        """With kernels: the output of each layer; `gated`: silu of the first times the second."""
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        given = (self.low, self._layouts, self.rows[len(flat)], self.scale, gated, *self.a, *self.b)
+        found = self._kernels.AdaptedLinear.apply(flat, self.weight, self.bias, *given)
+        if isinstance(found, tuple):
+            return tuple(y.view(*x.shape[:-1], -1) for y in found)
+        return found.view(*x.shape[:-1], -1)
 
 
 def _adapted(x: Tensor, a: Tensor, b: Tensor, starts: Sequence[int]) -> Tensor:
@@ -232,7 +283,7 @@ def _stack_adapters(base: Base, rows: Rows, seeds: Sequence[int], settings: Lora
         known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
         what = f"target_modules={settings.target_modules}: the model has no such linear layers."
         raise ConfigError(Problem(what, remedy=f"Name some of: {known}."))
-    found = {}
+    found = dict[str, StackedLinear]()
     for name, module in linear.items():
         layer: Any = module.base if isinstance(module, StackedLinear) else module
         if name in chosen:
@@ -240,9 +291,23 @@ def _stack_adapters(base: Base, rows: Rows, seeds: Sequence[int], settings: Lora
             a = {seed: _first_matrix(seed, name, layer, settings.rank) for seed in set(seeds)}
             A = torch.stack([a[seed] for seed in seeds]).to(weight.device).requires_grad_()
             B = torch.zeros(len(seeds), layer.out_features, settings.rank, device=weight.device, requires_grad=True)
-            layer = found[name] = StackedLinear(layer, rows, A, B, settings.alpha / settings.rank)
+            layer = found[name] = StackedLinear(layer, A, B)
         base.model.set_submodule(name, layer)
+    for some in _same_input(found):
+        Joined([found[name] for name in some], rows, settings.alpha / settings.rank)
     return found
+
+
+def _same_input(layers: dict[str, StackedLinear]) -> list[list[str]]:
+    """Names of layers that read the same input: q, k and v of an attention, gate and up of a gated unit."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for name, layer in layers.items():
+        owner, _, own = name.rpartition(".")
+        kind = next((" ".join(x) for x in JOINED if own in x), own)
+        if layer.base.out_features % COLUMNS:
+            kind = own
+        groups.setdefault((owner, kind), []).append(name)
+    return list(groups.values())
 
 
 def _first_matrix(seed: int, name: str, layer: nn.Linear, rank: int) -> Tensor:
@@ -255,15 +320,18 @@ def _fuse(model: Any) -> list[Any]:
     if model.device.type != "cuda" or not HAS_TRITON:
         return []
     from dew.decoding.fused import fused_parts
-    from dew.engines.lab.lora_kernels import Rotary, SwiGLU
+    from dew.engines.lab.lora_kernels import Rotary
 
     def forward(mlp: Any, x: Tensor) -> Tensor:
-        found: Tensor = mlp.down_proj(SwiGLU.apply(mlp.gate_proj(x), mlp.up_proj(x)))
+        found: Tensor = mlp.down_proj(mlp.gate_proj.joined.fused(x, gated=True))
         return found
 
-    gated = [m for m in model.modules() if all(hasattr(m, x) for x in ("gate_proj", "up_proj", "down_proj", "act_fn"))]
     parts = fused_parts(model)
-    parts += [(mlp, "forward", partial(forward, mlp)) for mlp in gated if "SiLU" in type(mlp.act_fn).__name__]
+    for mlp in model.modules():
+        both = [getattr(mlp, name, None) for name in JOINED[1]]
+        joined = getattr(both[0], "joined", None)
+        if joined and joined.layers == both and "SiLU" in type(getattr(mlp, "act_fn", None)).__name__:
+            parts.append((mlp, "forward", partial(forward, mlp)))
     rotary = [(owner, name, Rotary.apply) for owner, name, _ in parts if name != "forward"]
     for part in parts:
         if part[1] == "forward":
@@ -365,11 +433,9 @@ class LoraPolicies:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the adapters to what products read."""
-        for layer in self.layers.values():
-            for low, x in zip(layer.low, (layer.a, layer.b), strict=True):
-                if low.data_ptr() != x.data_ptr():
-                    low.copy_(x)
+        """Copy the adapters to what kernels read."""
+        joined = {id(x.joined): x.joined for x in self.layers.values()}.values()
+        torch._foreach_copy_([x for some in joined for x in some.parts], [x for s in joined for x in (*s.a, *s.b)])
 
     def state(self) -> dict[str, Any]:
         return {"parameters": self.parameters, "adam": self.adam.state()}

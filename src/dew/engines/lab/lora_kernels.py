@@ -1,16 +1,20 @@
 """Triton kernels for adapters of many replicas on one base model: rows are sorted by replica and not padded.
 
-With M a matrix (R, W, r) of each replica, U wide rows (N, W), and h narrow rows (N, r):
+Linear layers that read the same input (q, k, v; gate and up) are one product. With U wide rows (N, W), h narrow rows,
+and M a matrix (R, W, r) of each replica, whose W columns belong to one or several layers:
 
-    shrink   h = U M              every row with the matrix of its replica
+    shrink   h = U M              every row with the matrix of its replica; each layer's columns on their own
     expand   U += h Mᵀ            in place, so that the base product is read and written once
     outer    (R, W, r) = Uᵀ h     summed over the rows of each replica, in a fixed order
 
-Forward and backward of a LoRA layer are these three. `SwiGLU` and `Rotary` are what is left of a layer.
+Forward and backward of a LoRA layer are these three. A gated unit adds its adapters while it multiplies gate and up.
+`Rotary` is what is left of a layer.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,138 +24,196 @@ from torch import Tensor
 
 from dew.decoding.fused import rotary as rotate
 
-TILE, WIDE = 64, 128
-"""Rows and columns of a program."""
+TILE = 64
+"""Rows of a program."""
+WIDE = 64
+"""Columns of a program: layers whose widths are no multiples of it are not joined."""
 
 
 @triton.jit
-def _shrink_kernel(u, m, out, tiles, width, r, scale, TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr):
-    at = tiles + tl.program_id(0) * 3
+def _shrink_kernel(
+    u, m, out, tiles, cuts, width, r, scale, TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr
+):  # fmt: skip
+    at, part, parts = tiles + tl.program_id(0) * 3, tl.program_id(1), tl.num_programs(1)
     replica, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     if first < end:
         rows, j = first + tl.arange(0, TILE), tl.arange(0, RANK)
         own, matrix = u + rows.to(tl.int64)[:, None] * width, m + replica.to(tl.int64) * width * r
         found = tl.zeros([TILE, RANK], tl.float32)
-        for start in range(0, width, WIDE):
+        last = tl.load(cuts + part + 1)
+        for start in range(tl.load(cuts + part), last, WIDE):
             i = start + tl.arange(0, WIDE)
-            wide = tl.load(own + i[None], mask=(rows[:, None] < end) & (i[None] < width), other=0.0)
-            part = tl.load(matrix + i[:, None] * r + j[None], mask=(i[:, None] < width) & (j[None] < r), other=0.0)
-            found += tl.dot(wide, part, input_precision="ieee")
-        to = out + rows.to(tl.int64)[:, None] * r + j[None]
+            wide = tl.load(own + i[None], mask=(rows[:, None] < end) & (i[None] < last), other=0.0)
+            some = tl.load(matrix + i[:, None] * r + j[None], mask=(i[:, None] < last) & (j[None] < r), other=0.0)
+            found += tl.dot(wide, some, input_precision="ieee")
+        to = out + rows.to(tl.int64)[:, None] * (parts * r) + part * r + j[None]
         tl.store(to, found * scale, mask=(rows[:, None] < end) & (j[None] < r))
 
 
 @triton.jit
-def _expand_kernel(u, h, m, tiles, width, r, TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr):
-    at = tiles + tl.program_id(0) * 3
-    replica, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    if first < end:
-        rows, j, i = first + tl.arange(0, TILE), tl.arange(0, RANK), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
-        live = rows[:, None] < end
-        narrow = tl.load(h + rows.to(tl.int64)[:, None] * r + j[None], mask=live & (j[None] < r), other=0.0)
-        matrix = m + replica.to(tl.int64) * width * r
-        part = tl.load(matrix + i[None] * r + j[:, None], mask=(i[None] < width) & (j[:, None] < r), other=0.0)
-        place, here = u + rows.to(tl.int64)[:, None] * width + i[None], live & (i[None] < width)
-        tl.store(place, tl.load(place, mask=here, other=0.0) + tl.dot(narrow, part, input_precision="ieee"), mask=here)
+def _adapted(
+    u, h, m, replica, rows, live, i, part, parts, width, r, RANK: tl.constexpr
+):  # fmt: skip
+    """A tile of u with the adapters added, in float32."""
+    j = tl.arange(0, RANK)
+    narrow = tl.load(
+        h + rows.to(tl.int64)[:, None] * (parts * r) + part * r + j[None], mask=live & (j[None] < r), other=0.0
+    )
+    matrix = m + replica.to(tl.int64) * width * r
+    some = tl.load(matrix + i[None] * r + j[:, None], mask=(i[None] < width) & (j[:, None] < r), other=0.0)
+    wide = tl.load(u + rows.to(tl.int64)[:, None] * width + i[None], mask=live & (i[None] < width), other=0.0)
+    return wide.to(tl.float32) + tl.dot(narrow, some, input_precision="ieee")
 
 
 @triton.jit
-def _outer_kernel(u, h, out, starts, width, r, TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr):
-    replica, i, j = tl.program_id(0), tl.program_id(1) * WIDE + tl.arange(0, WIDE), tl.arange(0, RANK)
+def _expand_kernel(
+    u, h, m, tiles, part_of, parts, width, r, TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr
+):  # fmt: skip
+    at, block = tiles + tl.program_id(0) * 3, tl.program_id(1)
+    replica, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    if first < end:
+        rows, i = first + tl.arange(0, TILE), block * WIDE + tl.arange(0, WIDE)
+        live = rows[:, None] < end
+        found = _adapted(u, h, m, replica, rows, live, i, tl.load(part_of + block), parts, width, r, RANK)
+        tl.store(u + rows.to(tl.int64)[:, None] * width + i[None], found, mask=live & (i[None] < width))
+
+
+@triton.jit
+def _outer_kernel(
+    u, h, out, starts, cuts, part_of, parts, width, h_width, r, pieces,
+    TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr,
+):  # fmt: skip
+    """Sums of the layers one after the other, (R, columns, r) each; h of one layer may have several pieces of r."""
+    replica, block, j = tl.program_id(0), tl.program_id(1), tl.arange(0, RANK)
+    i, part, replicas = block * WIDE + tl.arange(0, WIDE), tl.load(part_of + block), tl.num_programs(0)
     first, end = tl.load(starts + replica), tl.load(starts + replica + 1)
     found = tl.zeros([WIDE, RANK], tl.float32)
+    inside = j[None] < pieces * r
     for start in range(first, end, TILE):
         rows = (start + tl.arange(0, TILE)).to(tl.int64)
         wide = tl.load(u + rows[None] * width + i[:, None], mask=(rows[None] < end) & (i[:, None] < width), other=0.0)
-        narrow = tl.load(h + rows[:, None] * r + j[None], mask=(rows[:, None] < end) & (j[None] < r), other=0.0)
+        narrow = tl.load(
+            h + rows[:, None] * h_width + part * r + j[None], mask=(rows[:, None] < end) & inside, other=0.0
+        )
         found += tl.dot(wide, narrow, input_precision="ieee")
-    to = out + (replica.to(tl.int64) * width + i[:, None]) * r + j[None]
-    tl.store(to, found, mask=(i[:, None] < width) & (j[None] < r))
+    low, high = tl.load(cuts + part), tl.load(cuts + part + 1)
+    column = (replica.to(tl.int64) * (high - low) + i - low)[:, None] * r
+    piece = (j // r).to(tl.int64)[None] * replicas * width * r
+    to = out + low.to(tl.int64) * replicas * r + piece + column + (j % r)[None]
+    tl.store(to, found, mask=(i[:, None] < high) & inside)
+
+
+@triton.jit
+def _gated_kernel(
+    y, h, m, out, grad, tiles, half, r, BACKWARD: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    RANK: tl.constexpr,
+):  # fmt: skip
+    """silu(gate) · up of products that lack their adapters; BACKWARD: the gradient of both, side by side, to `out`."""
+    at = tiles + tl.program_id(0) * 3
+    replica, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    if first < end:
+        rows, i = first + tl.arange(0, TILE), tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+        live = rows[:, None] < end
+        g = _adapted(y, h, m, replica, rows, live, i, 0, 2, 2 * half, r, RANK)
+        u = _adapted(y, h, m, replica, rows, live, i + half, 1, 2, 2 * half, r, RANK)
+        s, place = tl.sigmoid(g), rows.to(tl.int64)[:, None] * half + i[None]
+        if BACKWARD:
+            d = tl.load(grad + place, mask=live, other=0.0).to(tl.float32)
+            to = out + rows.to(tl.int64)[:, None] * (2 * half) + i[None]
+            tl.store(to, d * u * s * (1 + g * (1 - s)), mask=live)
+            tl.store(to + half, d * g * s, mask=live)
+        else:
+            tl.store(out + place, g * s * u, mask=live)
 
 
 def _rank(r: int) -> int:
     return max(16, triton.next_power_of_2(r))
 
 
-def shrink(u: Tensor, m: Tensor, tiles: Tensor, scale: float) -> Tensor:
-    """(N, W) rows and (R, W, r) matrices -> (N, r). `tiles`: replica, first row and end of each tile of rows."""
-    out = u.new_empty(len(u), m.shape[2])
-    _shrink_kernel[(len(tiles),)](u, m, out, tiles, *m.shape[1:], scale, TILE, WIDE, _rank(m.shape[2]), num_stages=4)
-    return out
+@dataclass
+class Joined:
+    """The layout of layers that are one product: the first column of each and the end, and r."""
 
+    sizes: list[int]
+    r: int
+    device: torch.device
 
-def expand(u: Tensor, h: Tensor, m: Tensor, tiles: Tensor) -> None:
-    """Add (N, r) rows times the transposed (R, W, r) matrices to u, (N, W)."""
-    grid = (len(tiles), triton.cdiv(m.shape[1], WIDE))
-    _expand_kernel[grid](u, h, m, tiles, *m.shape[1:], TILE, WIDE, _rank(m.shape[2]))
+    def __post_init__(self) -> None:
+        bounds = [0, *accumulate(self.sizes)]
+        self.width, self.parts = bounds[-1], len(self.sizes)
+        self.cuts = torch.tensor(bounds, dtype=torch.int32, device=self.device)
+        self.wide = WIDE if any(n % (2 * WIDE) for n in self.sizes[:-1]) else 2 * WIDE
+        blocks = [sum(start >= x for x in bounds[1:]) for start in range(0, self.width, self.wide)]
+        self.part_of = torch.tensor(blocks, dtype=torch.int32, device=self.device)
 
+    def shrink(self, u: Tensor, m: Tensor, tiles: Tensor, scale: float) -> Tensor:
+        """(N, W) rows and (R, W, r) matrices -> (N, parts · r). `tiles`: replica, first row and end of each tile."""
+        out, r = u.new_empty(len(u), self.parts * self.r), self.r
+        sizes = self.cuts, self.width, r, scale, TILE, 2 * WIDE, _rank(r)
+        _shrink_kernel[(len(tiles), self.parts)](u, m, out, tiles, *sizes, num_stages=4)
+        return out
 
-def outer(u: Tensor, h: Tensor, starts: Tensor) -> Tensor:
-    """(R, W, r) sums over the rows of each replica, in float32. `starts`: the first row of each, and the end."""
-    replicas, width, r = len(starts) - 1, u.shape[1], h.shape[1]
-    out = torch.empty(replicas, width, r, device=u.device)
-    _outer_kernel[(replicas, triton.cdiv(width, WIDE))](u, h, out, starts, width, r, TILE, WIDE, _rank(r), num_stages=4)
-    return out
+    def expand(self, u: Tensor, h: Tensor, m: Tensor, tiles: Tensor) -> None:
+        """Add (N, parts · r) rows times the transposed (R, W, r) matrices to u, (N, W)."""
+        grid, r = (len(tiles), len(self.part_of)), self.r
+        _expand_kernel[grid](u, h, m, tiles, self.part_of, self.parts, self.width, r, TILE, self.wide, _rank(r))
+
+    def outer(self, u: Tensor, h: Tensor, starts: Tensor, pieces: int = 1) -> list[Tensor]:
+        """(R, columns, r / pieces) sums over the rows of each replica, in float32, of each layer or, if a single one
+        has several pieces of h, of each piece. `starts`: the first row of each replica, and the end."""
+        replicas, r = len(starts) - 1, self.r // pieces
+        out, grid = torch.empty(replicas * self.width * self.r, device=u.device), (replicas, len(self.part_of))
+        _outer_kernel[grid](
+            u, h, out, starts, self.cuts, self.part_of, self.parts, self.width, h.shape[1], r, pieces, TILE, self.wide,
+            _rank(self.r), num_stages=4,
+        )  # fmt: skip
+        sizes = [self.width] * pieces if pieces > 1 else self.sizes
+        return [
+            x.view(replicas, n, r) for x, n in zip(out.split([replicas * n * r for n in sizes]), sizes, strict=True)
+        ]
+
+    def gated(self, y: Tensor, h: Tensor, m: Tensor, tiles: Tensor, gradient: Tensor | None = None) -> Tensor:
+        """silu(gate) · up of (N, 2 F) products without adapters; with a gradient, that of the products."""
+        half = self.width // 2
+        out = torch.empty_like(y) if gradient is not None else y.new_empty(len(y), half)
+        grid = (len(tiles), half // WIDE)
+        _gated_kernel[grid](
+            y, h, m, out, gradient, tiles, half, self.r, gradient is not None, TILE, WIDE, _rank(self.r)
+        )  # fmt: skip
+        return out
 
 
 class AdaptedLinear(torch.autograd.Function):
-    """x Wᵀ + b + scale · x A Bᵀ, with A (R, in, r) and B (R, out, r) of each row's replica; W and b are frozen."""
+    """x Wᵀ + b + scale · x A Bᵀ of layers that read the same x, with A (R, in, r) and B (R, out, r) of each row's
+    replica; W and b are frozen. `gated`: silu of the first times the second."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, low: tuple[Tensor, Tensor],
-        tiles: Tensor, starts: Tensor, scale: float,
-    ) -> Tensor:  # fmt: skip
-        """`low` are a and b in the dtype of x."""
-        y, h = torch.nn.functional.linear(x, weight, bias), shrink(x, low[0], tiles, scale)
-        expand(y, h, low[1], tiles)
-        ctx.save_for_backward(x, h, weight, *low, tiles, starts)
-        ctx.scale = scale
-        return y
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: tuple[Tensor, Tensor],
+        layouts: tuple[Joined, Joined], rows: tuple[Tensor, Tensor], scale: float, gated: bool, *_: Tensor,
+    ) -> Any:  # fmt: skip
+        """`low` are all A and all B side by side, in the dtype of x; their gradients go to the tensors at the end."""
+        (a, b), (tiles, starts), (inner, outer) = low, rows, layouts
+        y, h = torch.nn.functional.linear(x, weight, bias), inner.shrink(x, a, tiles, scale)
+        ctx.save_for_backward(x, h, weight, a, b, tiles, starts, *[y] * gated)
+        ctx.layouts, ctx.scale = layouts, scale
+        if gated:
+            return outer.gated(y, h, b, tiles)
+        outer.expand(y, h, b, tiles)
+        return y.split(outer.sizes, 1) if outer.parts > 1 else y
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        x, h, weight, low_a, low_b, tiles, starts = ctx.saved_tensors
-        dy = gradients[0].contiguous()
-        dh, dx = shrink(dy, low_b, tiles, ctx.scale), None
+        x, h, weight, a, b, tiles, starts, *y = ctx.saved_tensors
+        inner, outer = ctx.layouts
+        dy = gradients[0].contiguous() if len(gradients) == 1 else torch.cat(gradients, 1)
+        if y:
+            dy = outer.gated(y[0], h, b, tiles, dy)
+        dh, dx = outer.shrink(dy, b, tiles, ctx.scale), None
         if ctx.needs_input_grad[0]:
             dx = dy @ weight
-            expand(dx, dh, low_a, tiles)
-        return dx, None, None, outer(x, dh, starts), outer(dy, h, starts), *[None] * 4
-
-
-@triton.jit
-def _swiglu_kernel(gate, up, out, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    g, u = tl.load(gate + i, mask=i < n).to(tl.float32), tl.load(up + i, mask=i < n).to(tl.float32)
-    tl.store(out + i, g * tl.sigmoid(g) * u, mask=i < n)
-
-
-@triton.jit
-def _swiglu_backward_kernel(gate, up, grad, d_gate, d_up, n, BLOCK: tl.constexpr):
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    g, u = tl.load(gate + i, mask=i < n).to(tl.float32), tl.load(up + i, mask=i < n).to(tl.float32)
-    d, s = tl.load(grad + i, mask=i < n).to(tl.float32), tl.sigmoid(g)
-    tl.store(d_gate + i, d * u * s * (1 + g * (1 - s)), mask=i < n)
-    tl.store(d_up + i, d * g * s, mask=i < n)
-
-
-class SwiGLU(torch.autograd.Function):
-    """silu(gate) · up in one pass, and its gradient in another."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        out = torch.empty_like(gate)
-        _swiglu_kernel[(triton.cdiv(gate.numel(), 2048),)](gate, up, out, gate.numel(), 2048)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
-        gate, up = ctx.saved_tensors
-        d_gate, d_up, n = torch.empty_like(gate), torch.empty_like(up), gate.numel()
-        _swiglu_backward_kernel[(triton.cdiv(n, 2048),)](gate, up, gradients[0].contiguous(), d_gate, d_up, n, 2048)
-        return d_gate, d_up
+            inner.expand(dx, dh, a, tiles)
+        return dx, *[None] * 7, *inner.outer(x, dh, starts, outer.parts), *outer.outer(dy, h, starts)
 
 
 class Rotary(torch.autograd.Function):
