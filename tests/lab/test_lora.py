@@ -1,6 +1,7 @@
 """`dew lab` on language models: adapters of many runs stacked on one model."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from dew.engines.lab.arms import parse_arms, random_rollouts
 from dew.engines.lab.lora import LoraPolicies, LoraSettings, as_base
 from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.text import TextTask
+from dew.rewards import verifier
 from dew.rollouts import Rollouts
 
 studies = import_module("dew.engines.lab.study")
@@ -25,10 +27,11 @@ SMALL = LoraSettings(
     max_new_tokens=7, rank=4, alpha=8.0, pass_tokens=60,
 )  # fmt: skip
 SHAPE = {
-    "vocab_size": 3 + len(trl_tiny.LETTERS), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "vocab_size": 3 + len(trl_tiny.LETTERS), "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0,
-    "eos_token_id": 1, "bos_token_id": None, "initializer_range": 0.2,
+    "eos_token_id": 1, "bos_token_id": None, "initializer_range": 0.1,
 }  # fmt: skip
+"""With it q, k and v are joined, as are gate and up; with Qwen3's own width of heads q, k and v are not."""
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
 
 
@@ -51,7 +54,8 @@ class Additions(TextTask):
     def __init__(self, base, tokens):
         self.name, self.base, self.tokens, self._cache = "additions", base, tokens, {}
         self.rows = [{"prompt": f"{i}+{j}=" + "abc"[: i % 3], "answer": str(i + j)} for i in range(8) for j in range(4)]
-        self.trained = 24
+        self.trained, self.judge = 24, verifier("countdown")
+        self._thread, self._early = ThreadPoolExecutor(1), []
 
     def _scored(self, texts, rows):
         return [float(any(digit in text for digit in "02468")) for text in texts]
@@ -62,7 +66,7 @@ def stack(arms, seeds=(0,), family="Llama", settings=SMALL, device="cpu", dtype=
     task = Additions(base, settings.max_new_tokens)
     replicas = [Replica(arm, seed) for arm in parse_arms(arms, [rate], controls=False) for seed in seeds]
     rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-    policies = LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings)
+    policies = LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings, task.ended)
     return Stack(task, policies, replicas, settings, device)
 
 

@@ -139,16 +139,18 @@ class Decoder:
     def rows(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None,
         owners: Sequence[int] | None = None, uniforms: Tensor | None = None,
+        told: Callable[[Sequence[int], Tensor], None] | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
         """Tokens (B, T), lengths (B,), log-probabilities and entropies (B, T), all on the device.
 
         `owners`, in ascending order, share no prompt. `uniforms`, (B, T, 2), decide the tokens, without filters.
+        `told` is called with answers that have ended while others go on: their numbers, and their tokens.
         """
         training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad():
-                given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms
+                given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, told
                 tokens, logp, entropy = self._run(*given, max_new_tokens, at_once or len(prompts))
         finally:
             self.model.train(training)
@@ -167,8 +169,9 @@ class Decoder:
         return scores(self.forward(**inputs, use_cache=True).last_hidden_state[:, -1], self.head, 0, None)[0]
 
     def _run(
-        self, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], uniforms: Tensor | None, new: int, at_once: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], uniforms: Tensor | None,
+        told: Callable[[Sequence[int], Tensor], None] | None, new: int, at_once: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         width, total, queue = max(map(len, prompts)), len(prompts), Queue(owners)
         prefill = Prefill(self, prompts, owners, queue.order, uniforms)
         place = queue.first(min(at_once, total, self.affordable(width, new, prefill.distinct)))
@@ -177,6 +180,15 @@ class Decoder:
         buffers.start(new)
         buffers.give_pages(len(place))
         made = [x.new_full((total, new), self.pad) for x in buffers.made]
+
+        def copy(rows: Sequence[int]) -> None:
+            """What these rows have sampled, to their prompts' places."""
+            numbers = [place[i] for i in rows]
+            chosen, to = torch.tensor([rows, numbers], dtype=torch.long, device=self.device)
+            buffers.copy_made(made, chosen, to)
+            if told:
+                told(numbers, made[0][to])
+
         prefill.load(place, range(len(place)), buffers)
         prefill.arrange(place, len(buffers))
         step, last = 0, new - 1  # all rows have ended after step `last`
@@ -190,7 +202,7 @@ class Decoder:
             if queue.waiting and len(rows) >= REFILL * len(place):
                 numbers, rows = queue.next(place, rows)
                 if rows:
-                    self._copy(buffers, made, place, rows)
+                    copy(rows)
                     prefill.release([place[i] for i in rows])
                     for row, number in zip(rows, numbers, strict=True):
                         place[row] = number
@@ -200,20 +212,15 @@ class Decoder:
             elif not queue.waiting and not live:
                 break
             elif not queue.waiting and self._worthwhile(fewer := max(FEWEST, self._capacity(len(live))), buffers):
-                self._copy(buffers, made, place, rows)
+                copy(rows)
                 larger, buffers, place = buffers, self._fitting(fewer, width, new), [place[i] for i in live]
                 buffers.take(larger, torch.tensor(live, device=self.device))
                 prefill.arrange(place, len(buffers))
-        self._copy(buffers, made, place, range(len(place)))
+        copy(range(len(place)))
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
         if self._storage.nbytes > KEEP * memory and not self.keep:
             self._release()
         return made[0], made[1], made[2]
-
-    def _copy(self, buffers: Buffers, made: list[Tensor], place: Sequence[int], rows: Sequence[int]) -> None:
-        """Copy what these rows have sampled to their prompts' places."""
-        chosen, to = torch.tensor([rows, [place[i] for i in rows]], dtype=torch.long, device=self.device)
-        buffers.copy_made(made, chosen, to)
 
     def _worthwhile(self, fewer: int, buffers: Buffers) -> bool:
         """Whether to continue with fewer rows: graphs for another size pay off sooner if they are kept."""

@@ -350,9 +350,11 @@ class LoraPolicies:
 
     def __init__(
         self, base: Base, prompts: Callable[[int], Sequence[int]], seeds: Sequence[int], rates: Tensor,
-        settings: LoraSettings,
+        settings: LoraSettings, ended: Callable[[Sequence[int], Sequence[Sequence[int]]], None] | None = None,
     ) -> None:  # fmt: skip
-        """`prompts` gives the token ids of a problem by its number."""
+        """`prompts` gives the token ids of a problem by its number; `ended` is told of problems and answers as these
+        end."""
+        self.ended = ended
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
         self.layers = _stack_adapters(base, self.rows, seeds, settings)
@@ -366,11 +368,20 @@ class LoraPolicies:
         """Answers to (R, P, 1) problems; (R, P·G, T, 2) uniform numbers decide their tokens."""
         (R, P), (B, T) = problems.shape[:2], uniforms.shape[1:3]
         numbers = problems[..., 0].repeat_interleave(B // P, 1)
-        prompts, owners = [self.prompts(i) for i in numbers.flatten().tolist()], [i for i in range(R) for _ in range(B)]
+        asked = numbers.flatten().tolist()
+        prompts, owners = [self.prompts(i) for i in asked], [i for i in range(R) for _ in range(B)]
         if self.decoder.affordable(max(map(len, prompts)), T) < R:
             raise torch.OutOfMemoryError("The cache of one answer of each run does not fit.")
         rows = R * self.settings.answers
-        found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1))
+
+        def told(numbers: Sequence[int], tokens: Tensor) -> None:
+            if self.ended:
+                ended = torch.isin(tokens, self.decoder.ends)
+                lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, T).tolist()
+                cut = [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)]
+                self.ended([asked[i] for i in numbers], cut)
+
+        found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1), told=told)
         tokens, lengths, logp, entropy = (x.unflatten(0, (R, B)) for x in found)
         mask = torch.arange(T, device=tokens.device) < lengths[..., None]
         logp, entropy = (torch.where(mask, x, 0) for x in (logp, entropy))

@@ -4,6 +4,7 @@ Problems are numbers: those of the training split, then those held out. A policy
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class TextTask:
             raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
         self.rows, self.trained = kept[0] + kept[1], len(kept[0])
         self._cache: dict[int, list[int]] = {}
+        self._thread, self._early = ThreadPoolExecutor(1), list[Future[Any]]()
 
     def _ids(self, row: Row) -> list[int]:
         return prompt_ids(self.base.tokenizer, row["prompt"])
@@ -63,13 +65,34 @@ class TextTask:
     def held_out(self, n: int, device: str = "cpu") -> Problems:
         return _numbers(torch.arange(self.trained, min(len(self.rows), self.trained + n)), device)
 
+    def ended(self, problems: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
+        """Answers that have ended while others are still being sampled: a verifier judges them meanwhile."""
+        if isinstance(self.judge, Verifier):
+            answers = list(zip(problems, map(tuple, ids), strict=True))
+            self._early.append(self._thread.submit(self._verdicts, answers))
+
     def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
         lengths = answers.mask.sum(-1).flatten().tolist()
         ids = [row[:n] for row, n in zip(answers.tokens.flatten(0, 1).tolist(), lengths, strict=True)]
-        rows = [self.rows[i] for i in facts.flatten().tolist()]
-        return torch.tensor(self._scored(self._texts(ids), rows), device=facts.device).view(facts.shape[:2])
+        problems = facts.flatten().tolist()
+        if isinstance(self.judge, Verifier):
+            known: dict[tuple[int, tuple[int, ...]], float] = {}
+            while self._early:
+                known |= self._early.pop().result()
+            keys = list(zip(problems, map(tuple, ids), strict=True))
+            known |= self._verdicts([key for key in keys if key not in known])
+            found = [known[key] for key in keys]
+        else:
+            found = self._scored(self._texts(ids), [self.rows[i] for i in problems])
+        return torch.tensor(found, device=facts.device).view(facts.shape[:2])
 
-    def _texts(self, ids: list[list[int]]) -> list[str]:
+    def _verdicts(self, answers: Sequence[tuple[int, tuple[int, ...]]]) -> dict[tuple[int, tuple[int, ...]], float]:
+        """By problem and answer: an answer that several runs gave is judged once."""
+        answers = list(dict.fromkeys(answers))
+        found = self._scored(self._texts([ids for _, ids in answers]), [self.rows[i] for i, _ in answers])
+        return dict(zip(answers, found, strict=True))
+
+    def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
         tokenizer = self.base.tokenizer
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is None or tokenizer.clean_up_tokenization_spaces:
