@@ -181,13 +181,16 @@ class Decoder:
         buffers.give_pages(len(place))
         made = [x.new_full((total, new), self.pad) for x in buffers.made]
 
-        def copy(rows: Sequence[int]) -> None:
+        copied: set[int] = set()
+
+        def copy(rows: Iterable[int]) -> None:
             """What these rows have sampled, to their prompts' places."""
-            numbers = [place[i] for i in rows]
-            chosen, to = torch.tensor([rows, numbers], dtype=torch.long, device=self.device)
-            buffers.copy_made(made, chosen, to)
-            if told:
-                told(numbers, made[0][to])
+            if fresh := [i for i in rows if i not in copied]:
+                chosen, to = torch.tensor([fresh, [place[i] for i in fresh]], device=self.device)
+                buffers.copy_made(made, chosen, to)
+                copied.update(fresh)
+                if told:
+                    told([place[i] for i in fresh], made[0][to])
 
         prefill.load(place, range(len(place)), buffers)
         prefill.arrange(place, len(buffers))
@@ -199,21 +202,22 @@ class Decoder:
                 continue
             ended = buffers.ended[: len(place)].tolist()
             rows, live = ([i for i, x in enumerate(ended) if x == which] for which in (True, False))
+            copy(rows)
             if queue.waiting and len(rows) >= REFILL * len(place):
                 numbers, rows = queue.next(place, rows)
                 if rows:
-                    copy(rows)
                     prefill.release([place[i] for i in rows])
                     for row, number in zip(rows, numbers, strict=True):
                         place[row] = number
+                    copied.difference_update(rows)
                     prefill.load(numbers, rows, buffers)
                     prefill.arrange(place, len(buffers))
                     last = step + new - 1
             elif not queue.waiting and not live:
                 break
             elif not queue.waiting and self._worthwhile(fewer := max(FEWEST, self._capacity(len(live))), buffers):
-                copy(rows)
                 larger, buffers, place = buffers, self._fitting(fewer, width, new), [place[i] for i in live]
+                copied.clear()
                 buffers.take(larger, torch.tensor(live, device=self.device))
                 prefill.arrange(place, len(buffers))
         copy(range(len(place)))

@@ -234,8 +234,8 @@ class Base:
         adapter = settings.rank * sum(m.in_features + m.out_features for m in linear)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        slots = settings.max_new_tokens + PROMPT
-        cache = settings.answers * slots * 2 * config.num_hidden_layers * heads * width * size
+        slots = settings.answers * settings.max_new_tokens + settings.prompts * PROMPT
+        cache = slots * 2 * config.num_hidden_layers * heads * width * size
         token = config.num_hidden_layers * (8 * config.hidden_size + 4 * config.intermediate_size) * size
         return adapter * (18.0 + 4) + cache, 1.0 * settings.pass_tokens * token
 

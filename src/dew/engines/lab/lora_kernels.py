@@ -32,21 +32,25 @@ WIDE = 64
 
 @triton.jit
 def _shrink_kernel(
-    u, m, out, tiles, cuts, width, r, scale, TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr
+    u, m, out, tiles, cuts, width, r, scale, PARTS: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
+    RANK: tl.constexpr,
 ):  # fmt: skip
-    at, part, parts = tiles + tl.program_id(0) * 3, tl.program_id(1), tl.num_programs(1)
+    at, part = tiles + tl.program_id(0) * 3, tl.program_id(1)
     replica, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     if first < end:
         rows, j = first + tl.arange(0, TILE), tl.arange(0, RANK)
         own, matrix = u + rows.to(tl.int64)[:, None] * width, m + replica.to(tl.int64) * width * r
         found = tl.zeros([TILE, RANK], tl.float32)
-        last = tl.load(cuts + part + 1)
-        for start in range(tl.load(cuts + part), last, WIDE):
-            i = start + tl.arange(0, WIDE)
+        begin, last = 0, width
+        if PARTS > 1:  # told apart, because loads are wide only where addresses are known to be multiples
+            begin = tl.multiple_of(tl.load(cuts + part), 64)
+            last = tl.multiple_of(tl.load(cuts + part + 1), 64)
+        for start in range(begin, last, WIDE):
+            i = tl.multiple_of(start, 64) + tl.arange(0, WIDE)
             wide = tl.load(own + i[None], mask=(rows[:, None] < end) & (i[None] < last), other=0.0)
             some = tl.load(matrix + i[:, None] * r + j[None], mask=(i[:, None] < last) & (j[None] < r), other=0.0)
             found += tl.dot(wide, some, input_precision="ieee")
-        to = out + rows.to(tl.int64)[:, None] * (parts * r) + part * r + j[None]
+        to = out + rows.to(tl.int64)[:, None] * (PARTS * r) + part * r + j[None]
         tl.store(to, found * scale, mask=(rows[:, None] < end) & (j[None] < r))
 
 
@@ -149,7 +153,7 @@ class Joined:
     def shrink(self, u: Tensor, m: Tensor, tiles: Tensor, scale: float) -> Tensor:
         """(N, W) rows and (R, W, r) matrices -> (N, parts · r). `tiles`: replica, first row and end of each tile."""
         out, r = u.new_empty(len(u), self.parts * self.r), self.r
-        sizes = self.cuts, self.width, r, scale, TILE, 2 * WIDE, _rank(r)
+        sizes = self.cuts, self.width, r, scale, self.parts, TILE, 2 * WIDE, _rank(r)
         _shrink_kernel[(len(tiles), self.parts)](u, m, out, tiles, *sizes, num_stages=4)
         return out
 

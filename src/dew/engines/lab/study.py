@@ -40,9 +40,8 @@ from dew.run.records import AnswerRecord, GroupRecord, Json
 
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
-STACK_SECONDS = 600.0
-"""Longer stacks are split, so that little is lost when a study is interrupted."""
-CHECKPOINT_SECONDS = 120.0
+CHECKPOINT_SECONDS = 240.0
+"""Between states of a stack that are kept: so little is lost when a study is interrupted."""
 CHECKPOINT = ".stack.pt"
 ADAPTER = "adapter"
 """The folder of a run's adapter."""
@@ -288,23 +287,17 @@ def _train(
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
     memory = (start.shared + size * start.each) / 1e9
     say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
-    timed = False
     while todo:
         before = _checkpoint(folder, task, todo)
         stack = before["replicas"] if before else todo[:size]
         stack = sorted(stack, key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
         began = time.perf_counter()
         try:
-            if timed or before:
-                built = build(stack)
-                _train_stack(built, folder, task, len(todo) - len(stack), progress, before)
-                yield built, time.perf_counter() - began
-                del built
-                todo = [x for x in todo if x not in stack]
-                continue
-            seconds = _time(build(stack)) / len(stack)
-            size, timed = max(1, min(size, int(STACK_SECONDS / seconds))), True
-            say(f"About {seconds * len(todo) / 60:.1f} min. Ctrl-C stops; the same command resumes.")
+            built = build(stack)
+            _train_stack(built, folder, task, len(todo) - len(stack), say, progress, before)
+            yield built, time.perf_counter() - began
+            del built
+            todo = [x for x in todo if x not in stack]
         except torch.OutOfMemoryError:
             if len(stack) == 1:
                 remedy = "Lower prompts, group_size, width or pass_tokens, or raise optimizer_steps, with --settings."
@@ -315,14 +308,23 @@ def _train(
             say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
 
 
-def _train_stack(stack: Stack, folder: Path, task: str, waiting: int, progress: Progress, before: Json | None) -> None:
+def _train_stack(
+    stack: Stack, folder: Path, task: str, waiting: int, say: Say, progress: Progress, before: Json | None
+) -> None:
     """Train a stack to its end; `waiting` runs are trained after it. `before`: where an interrupted one stopped."""
     began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
     if before:
         stack.load(before["state"])
     first, saved = len(stack.history) + 1, began
     for number in range(first, generations + 1):
+        started = time.perf_counter()
         stack.generation(number - 1)
+        if number == first + 1:  # kernels are compiled and steps captured in the one before
+            stack.history[-1]["accuracy"].sum().item()  # waits for the device
+            s, each = stack.settings, time.perf_counter() - started
+            whole = generations + 0.4 * s.evaluations * s.eval_problems * s.eval_k / s.answers
+            minutes = each * (whole * (1 + waiting / runs) - number) / 60
+            say(f"About {minutes:.1f} min. Ctrl-C stops; the same command resumes.")
         if stack.settings.evaluated(number):
             stack.evaluate(number)
         part = number * PARTS // generations
@@ -357,17 +359,6 @@ def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None
     if not set(found["homes"]) <= by_home.keys():
         return None
     return {**found, "replicas": [by_home[home] for home in found["homes"]]}
-
-
-def _time(stack: Stack) -> float:
-    """Seconds that the stack will take, from the second of two generations that are thrown away."""
-    settings = stack.settings
-    for _ in range(2):
-        began = time.perf_counter()
-        stack.generation(0)
-        stack.history[-1]["accuracy"].sum().item()  # waits for the device
-    sampled = settings.evaluations * settings.eval_problems * settings.eval_k / settings.answers
-    return (time.perf_counter() - began) * (settings.generations + 0.4 * sampled)
 
 
 def memory(task: GeneratedTask, settings: TinySettings) -> float:
