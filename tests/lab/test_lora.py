@@ -1,7 +1,6 @@
 """`dew lab` on language models: adapters of many runs stacked on one model."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -16,10 +15,11 @@ from dew.algorithms.credit import give_credit
 from dew.engines.lab import differences, load_study, markdown, study
 from dew.engines.lab.arms import parse_arms, random_rollouts
 from dew.engines.lab.lora import LoraPolicies, LoraSettings, as_base
-from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.stack import Answers, Replica, Stack
 from dew.engines.lab.text import TextTask
 from dew.rewards import verifier
 from dew.rollouts import Rollouts
+from dew.tasks import model_folder
 
 studies = import_module("dew.engines.lab.study")
 SMALL = LoraSettings(
@@ -54,8 +54,7 @@ class Additions(TextTask):
     def __init__(self, base, tokens):
         self.name, self.base, self.tokens, self._cache = "additions", base, tokens, {}
         self.rows = [{"prompt": f"{i}+{j}=" + "abc"[: i % 3], "answer": str(i + j)} for i in range(8) for j in range(4)]
-        self.trained, self.judge = 24, verifier("countdown")
-        self._thread, self._early = ThreadPoolExecutor(1), []
+        self.trained, self.judge, self._early = 24, verifier("countdown"), []
 
     def _scored(self, texts, rows):
         return [float(any(digit in text for digit in "02468")) for text in texts]
@@ -66,7 +65,7 @@ def stack(arms, seeds=(0,), family="Llama", settings=SMALL, device="cpu", dtype=
     task = Additions(base, settings.max_new_tokens)
     replicas = [Replica(arm, seed) for arm in parse_arms(arms, [rate], controls=False) for seed in seeds]
     rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-    policies = LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings, task.ended)
+    policies = LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings)
     return Stack(task, policies, replicas, settings, device)
 
 
@@ -195,6 +194,25 @@ def _wrapped(name, named):
     return inner if f"base_model.model.{inner}" in named else name
 
 
+def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypatch):
+    base = as_base("tiny", *_tiny(model_folder("tiny")))
+    task = TextTask("countdown", base, 12, 4)
+    texts = [task.rows[0]["prompt"], "1+1=2", "7"]
+    ids = [base.tokenizer(text).input_ids for text in texts]
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in ids], batch_first=True, padding_value=-1)[None]
+    facts = torch.tensor([[[0], [1], [1]]])
+    answers = Answers(tokens, tokens * 0.0, tokens * 0.0, tokens >= 0)
+    expected = task.rewards(answers, facts)
+    task.ended([0, 1], ids[:2])
+    here = []
+    monkeypatch.setattr(task, "_scored", lambda texts, rows: here.extend(texts) or [0.25] * len(texts))
+    found = task.rewards(answers, facts)
+    assert found[0, :2].tolist() == expected[0, :2].tolist() and found[0, 2] == 0.25 and len(here) == 1
+    task._process.popen.kill()  # then they are judged here
+    task.ended([0, 1], ids[:2])
+    assert task.rewards(answers, facts).tolist() == [[0.25] * 3]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampling_and_update_agree(family):
     run = stack(["dapo"], seeds=[0, 1], family=family)
@@ -296,8 +314,6 @@ def load_or_none(folder):
 def test_an_adapter_is_exported_for_peft(tmp_path, dew):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoTokenizer
-
-    from dew.tasks import model_folder
 
     run_study(tmp_path / "study", seeds=1)
     dew("lab", "export", str(tmp_path / "study"), "dew", "0", str(tmp_path / "best"))

@@ -1,6 +1,7 @@
 """Verdict, the result of checking one answer; Verifier, a reward function that returns them; rewards of the format."""
 
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pkgutil import resolve_name
@@ -8,6 +9,7 @@ from typing import Any, Literal
 
 from dew.errors import ConfigError, Problem, RewardError, unknown
 from dew.rewards.extract import after_thinking, last_boxed
+from dew.rewards.worker import answer_requests, encode
 
 Status = Literal["correct", "wrong", "unparsable", "timeout"]
 Completion = str | Sequence[Mapping[str, Any]]
@@ -39,6 +41,13 @@ def verifier(name: str) -> "Verifier":
 def reward(name: str) -> Callable[..., list[float]]:
     """The reward function with that name: a verifier or a format."""
     return _find("reward", name, VERIFIERS | FORMATS, "Or name your own: module:function, file.py:function.")
+
+
+def serve(channel: socket.socket, name: str) -> None:
+    """In a process of its own: reply to lists of texts and rows with their rewards."""
+    judge = verifier(name)
+    channel.sendall(encode({}))
+    answer_requests(channel, lambda x: [verdict.reward for verdict in judge.verdicts(x["texts"], x["rows"])])
 
 
 def _find(kind: str, name: str, known: Mapping[str, str], also: str = "") -> Any:

@@ -17,10 +17,15 @@ from dew.engines.lab.tasks import Problems
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, load_reward, reward, verifier
 from dew.rewards.calls import call_reward, reward_name
+from dew.rewards.process import Process, ProcessFailed
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import has_verifier
+from dew.rewards.worker import encode
 from dew.tasks import Row, task
 
+Key = tuple[int, tuple[int, ...]]
+"""The number of a problem and the tokens of an answer."""
+HOUR = 3600.0
 MOST = 20_000
 """Training problems that are read."""
 MAX_PROMPT = 1024
@@ -29,6 +34,8 @@ MAX_PROMPT = 1024
 
 class TextTask:
     """Problems whose prompts and answers are text."""
+
+    _process: Process | None = None
 
     def __init__(
         self, name: str, base: Base, tokens: int, held_out: int, reward_func: str | None = None,
@@ -44,7 +51,7 @@ class TextTask:
             raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
         self.rows, self.trained = kept[0] + kept[1], len(kept[0])
         self._cache: dict[int, list[int]] = {}
-        self._thread, self._early = ThreadPoolExecutor(1), list[Future[Any]]()
+        self._thread, self._early = ThreadPoolExecutor(1), list[Future[dict[Key, float]]]()
 
     def _ids(self, row: Row) -> list[int]:
         return prompt_ids(self.base.tokenizer, row["prompt"])
@@ -66,17 +73,30 @@ class TextTask:
         return _numbers(torch.arange(self.trained, min(len(self.rows), self.trained + n)), device)
 
     def ended(self, problems: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-        """Answers that have ended while others are still being sampled: a verifier judges them meanwhile."""
-        if isinstance(self.judge, Verifier):
-            answers = list(zip(problems, map(tuple, ids), strict=True))
-            self._early.append(self._thread.submit(self._verdicts, answers))
+        """Answers that have ended while others are still being sampled: another process judges them meanwhile, because
+        a thread would compete with sampling for this one."""
+        if isinstance(self.judge, Verifier) and has_verifier(self.judge.name):
+            self._early.append(self._thread.submit(self._judged, list(zip(problems, map(tuple, ids), strict=True))))
+
+    def _judged(self, answers: list[Key]) -> dict[Key, float]:
+        """The verdicts of the other process; none if it fails, and then the answers are judged here."""
+        answers, judge = list(dict.fromkeys(answers)), self.judge
+        texts = self._texts([ids for _, ids in answers])
+        rows = [{name: self.rows[i][name] for name in judge.columns} for i, _ in answers]
+        try:
+            if self._process is None:
+                self._process = Process("dew.rewards.verifiers:serve", {"name": judge.name})
+            found: Any = self._process.ask(encode({"texts": texts, "rows": rows}), HOUR)
+        except (ProcessFailed, KeyError, TypeError):
+            return {}
+        return dict(zip(answers, found, strict=True))
 
     def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
         lengths = answers.mask.sum(-1).flatten().tolist()
         ids = [row[:n] for row, n in zip(answers.tokens.flatten(0, 1).tolist(), lengths, strict=True)]
         problems = facts.flatten().tolist()
         if isinstance(self.judge, Verifier):
-            known: dict[tuple[int, tuple[int, ...]], float] = {}
+            known = dict[Key, float]()
             while self._early:
                 known |= self._early.pop().result()
             keys = list(zip(problems, map(tuple, ids), strict=True))
@@ -86,7 +106,7 @@ class TextTask:
             found = self._scored(self._texts(ids), [self.rows[i] for i in problems])
         return torch.tensor(found, device=facts.device).view(facts.shape[:2])
 
-    def _verdicts(self, answers: Sequence[tuple[int, tuple[int, ...]]]) -> dict[tuple[int, tuple[int, ...]], float]:
+    def _verdicts(self, answers: Sequence[Key]) -> dict[Key, float]:
         """By problem and answer: an answer that several runs gave is judged once."""
         answers = list(dict.fromkeys(answers))
         found = self._scored(self._texts([ids for _, ids in answers]), [self.rows[i] for i, _ in answers])
