@@ -175,16 +175,17 @@ def test_scores_of_an_almost_certain_token():
 def test_scores_are_those_of_a_pass_over_the_answers(settings):
     """Log-probability and entropy at the temperature, before filters, as of a pass over prompt and answer."""
     torch.manual_seed(0)
-    draw = Draw(temperature=0.7, top_k=settings.pop("top_k", 0))
+    draw = Draw(temperature=0.7, top_k=settings.pop("top_k", 0), sum_sq=True)
     model = trl_tiny.model(3, **GROUPED, **settings)
-    ids, logp, entropy = Decoder(model, draw, ends=[EOS], pad=PAD).scored(PROMPTS, 12)
-    for prompt, answer, q, h in zip(PROMPTS, ids, logp, entropy, strict=True):
-        n = len(answer)
+    ids, lengths, logp, entropy, squares = Decoder(model, draw, ends=[EOS], pad=PAD).rows(PROMPTS, 12)
+    for prompt, row, n, q, h, w in zip(PROMPTS, ids.tolist(), lengths, logp, entropy, squares, strict=True):
+        answer = row[:n]
         with torch.no_grad():
             logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1]
         truth = (logits.double() / 0.7).log_softmax(-1)
         torch.testing.assert_close(q[:n].double(), truth[range(n), answer], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(h[:n].double(), -(truth.exp() * truth).sum(-1), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(w[:n].double(), truth.exp().square().sum(-1), rtol=1e-5, atol=1e-5)
 
 
 # ── the sampling copy ───────────────────────────────────────────────────────────────────────────────────

@@ -132,7 +132,8 @@ def drawn(logits, u, temperature, monkeypatch, block=64):
 
     monkeypatch.setattr(fused, "BLOCK", block)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
-    return [x.cpu() for x in fused.draw(logits.to(DEVICE), temperature, torch.rand(len(logits), 2, device=DEVICE))]
+    uniforms = torch.rand(len(logits), 2, device=DEVICE)
+    return [x.cpu() for x in fused.draw(logits.to(DEVICE), temperature, uniforms, True)]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -146,7 +147,7 @@ def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypa
     logits[3, :] = 5.0
     u = torch.rand(rows, 2)
     u[4], u[5], u[1] = torch.tensor([0.0, 0.0]), torch.tensor([1 - 2**-24, 1 - 2**-24]), torch.tensor([0.999, 0.999])
-    token, logp, entropy = drawn(logits, u, temperature, monkeypatch)
+    token, logp, entropy, squares = drawn(logits, u, temperature, monkeypatch)
     q = (logits.double() / temperature).log_softmax(-1)
     p = q.exp()
     for i in range(rows):
@@ -159,6 +160,7 @@ def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypa
     torch.testing.assert_close(logp.double(), q.gather(1, token[:, None])[:, 0], rtol=2e-5, atol=2e-5)
     h = -(p * q.clamp_min(-1e30)).sum(1)
     torch.testing.assert_close(entropy.double(), h, rtol=2e-5, atol=1e-12)
+    torch.testing.assert_close(squares.double(), p.square().sum(1), rtol=2e-5, atol=1e-12)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="too slow in the interpreter")

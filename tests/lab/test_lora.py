@@ -65,7 +65,15 @@ def stack(arms, seeds=(0,), family="Llama", settings=SMALL, device="cpu", dtype=
     task = Additions(base, settings.max_new_tokens)
     replicas = [Replica(arm, seed) for arm in parse_arms(arms, [rate], controls=False) for seed in seeds]
     rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-    policies = LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings)
+    policies = LoraPolicies(
+        base,
+        task.prompt,
+        [x.seed for x in replicas],
+        rates,
+        settings,
+        None,
+        any(x.arm.algorithm.needs_sum_sq for x in replicas),
+    )
     return Stack(task, policies, replicas, settings, device)
 
 
@@ -192,6 +200,17 @@ def _wrapped(name, named):
     module, _, kind = name.rpartition(".")
     inner = f"{module}.base_layer.{kind}"
     return inner if f"base_model.model.{inner}" in named else name
+
+
+def test_rules_that_read_the_sum_of_squares_get_it():
+    run = stack(["dapo", "otb"], seeds=[0])
+    seen = captured(run)
+    run.generation(0)
+    answers = seen[0][1]
+    logp, mask = answers.logp, answers.mask
+    assert (answers.sum_sq[mask] >= logp[mask].exp() ** 2 - 1e-6).all() and (answers.sum_sq[mask] <= 1 + 1e-6).all()
+    assert (answers.sum_sq[mask] >= (-answers.entropy[mask]).exp() - 1e-6).all()  # Jensen
+    assert (run.history[0]["grad_norm"] > 0).all()
 
 
 def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypatch):
@@ -361,7 +380,6 @@ def test_the_summary_tells_where_the_noise_comes_from(tmp_path):
         (["--model", "no/such/model"], "no folder"),
         (["--model", "tiny", "--task", "countdwn"], "countdown"),
         (["--task", "gsm8k"], "--model"),
-        (["otb", "--model", "tiny", "--task", "countdown"], "otb reads"),
         (["--reward", "math"], "--model"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{rnak: 3}"], "rank"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{target_modules: attention}"], "q_proj"),

@@ -108,8 +108,10 @@ def cache_shape(model: Any, pages: int) -> tuple[int, ...]:
 class Buffers:
     """Rows that are sampled together."""
 
-    def __init__(self, layers: Sequence[PagedLayer], rows: int, width: int, new: int, pad: int) -> None:
-        """For answers of up to `new` tokens to prompts of up to `width`."""
+    def __init__(
+        self, layers: Sequence[PagedLayer], rows: int, width: int, new: int, pad: int, signals: int = 2
+    ) -> None:
+        """For answers of up to `new` tokens to prompts of up to `width`; each token has so many `signals`."""
         device, self.layers, self.pad = layers[0].keys.device, layers, pad
         self.width, self.new = width, new
         self.spans = pages_of(width), pages_of(new)
@@ -118,9 +120,9 @@ class Buffers:
         tokens = self.spans[1] * PAGE + 1  # the last one is where rows that have ended at the limit go on writing
         self.made = (
             torch.empty(rows, tokens, dtype=torch.long, device=device),
-            *torch.zeros(2, rows, tokens, device=device),
+            *torch.zeros(signals, rows, tokens, device=device),
         )
-        """Tokens, their log-probabilities and entropies."""
+        """Tokens, their log-probabilities, entropies and Σπ²."""
         self.uniforms = torch.zeros(rows, tokens, 2, device=device)
         """The random numbers that decide them."""
         self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
@@ -162,11 +164,11 @@ class Buffers:
             ours.keys[page, :, slot] = theirs.keys[which[prompt], :, column]
             ours.values[page, :, slot] = theirs.values[which[prompt], :, column]
 
-    def load_tokens(self, rows: Tensor, tokens: Tensor, logp: Tensor, entropy: Tensor, ended: Tensor) -> None:
-        """The first tokens of answers."""
-        for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
+    def load_tokens(self, rows: Tensor, drawn: Sequence[Tensor], ended: Tensor) -> None:
+        """The first tokens of answers, with their signals."""
+        for made, new in zip(self.made, drawn, strict=True):
             made[rows, 0] = new.to(made.dtype)
-        self.token[rows, 0] = tokens
+        self.token[rows, 0] = drawn[0]
         self.written[rows] = 1
         self.ended[rows] = ended | (self.limit <= 1)
 
@@ -210,9 +212,9 @@ class Buffers:
             logits = decoder.logits(**inputs, past_key_values=Cache(layers=list(self.layers)))
         written = self.written.long()
         uniforms = self.uniforms.gather(1, written[:, :, None].expand(-1, 1, 2))[:, 0]
-        tokens, logp, entropy = decoder.draw.scored(logits, uniforms)
+        tokens, *signals = decoder.draw.scored(logits, uniforms)
         tokens, live = tokens.masked_fill(self.ended, self.pad), ~self.ended[:, None]
-        for made, new in zip(self.made, (tokens, logp, entropy), strict=True):
+        for made, new in zip(self.made, (tokens, *signals), strict=True):
             made.scatter_(1, written, new[:, None].to(made.dtype))
         self.token.copy_(tokens[:, None])
         self.written += live

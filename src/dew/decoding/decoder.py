@@ -133,15 +133,15 @@ class Decoder:
 
         Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
         """
-        tokens, lengths, logp, entropy = self.rows(prompts, max_new_tokens, at_once)
+        tokens, lengths, logp, entropy = self.rows(prompts, max_new_tokens, at_once)[:4]
         return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)], logp, entropy
 
     def rows(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None,
         owners: Sequence[int] | None = None, uniforms: Tensor | None = None,
         told: Callable[[Sequence[int], Tensor], None] | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-        """Tokens (B, T), lengths (B,), log-probabilities and entropies (B, T), all on the device.
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Tokens (B, T), lengths (B,), log-probabilities, entropies and, if `draw` gives it, Σπ² (B, T), on the device.
 
         `owners`, in ascending order, share no prompt. `uniforms`, (B, T, 2), decide the tokens, without filters.
         `told` is called with answers that have ended while others go on: their numbers, and their tokens.
@@ -151,11 +151,11 @@ class Decoder:
         try:
             with torch.no_grad():
                 given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, told
-                tokens, logp, entropy = self._run(*given, max_new_tokens, at_once or len(prompts))
+                tokens, *signals = self._run(*given, max_new_tokens, at_once or len(prompts))
         finally:
             self.model.train(training)
         ended = torch.isin(tokens, self.ends)
-        return tokens, torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens), logp, entropy
+        return tokens, torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens), *signals
 
     def is_end(self, tokens: Tensor) -> Tensor:
         """(B,) True on end tokens. torch.isin synchronises if there are many, which a graph cannot capture."""
@@ -171,7 +171,7 @@ class Decoder:
     def _run(
         self, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], uniforms: Tensor | None,
         told: Callable[[Sequence[int], Tensor], None] | None, new: int, at_once: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> list[Tensor]:  # fmt: skip
         width, total, queue = max(map(len, prompts)), len(prompts), Queue(owners)
         prefill = Prefill(self, prompts, owners, queue.order, uniforms)
         place = queue.first(min(at_once, total, self.affordable(width, new, prefill.distinct)))
@@ -224,7 +224,7 @@ class Decoder:
         memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
         if self._storage.nbytes > KEEP * memory and not self.keep:
             self._release()
-        return made[0], made[1], made[2]
+        return made
 
     def _worthwhile(self, fewer: int, buffers: Buffers) -> bool:
         """Whether to continue with fewer rows: graphs for another size pay off sooner if they are kept."""
@@ -264,7 +264,7 @@ class Decoder:
             self._storage, kept = torch.zeros(shape, dtype=dtype, device=self.device), None
             self._layers = [PagedLayer(layer) for layer in self._storage]
         if kept is None or (kept.width, kept.new) != (width, new):
-            kept = self._kept[capacity] = Buffers(self._layers, capacity, width, new, self.pad)
+            kept = self._kept[capacity] = Buffers(self._layers, capacity, width, new, self.pad, 2 + self.draw.sum_sq)
         return kept
 
     def _release(self) -> None:

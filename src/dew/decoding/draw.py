@@ -21,23 +21,26 @@ class Draw:
     top_p: float = 1.0
     min_p: float = 0.0
     greedy: bool = False
+    sum_sq: bool = False
+    """Also give Σπ² of each distribution."""
 
     @property
     def plain(self) -> bool:
         """Whether tokens are drawn from the whole vocabulary."""
         return not (self.greedy or self.top_k or self.top_p < 1 or self.min_p)
 
-    def scored(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter.
+    def scored(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
+        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter; Σπ².
 
         Without filters, (B, 2) uniform numbers decide the tokens by their cumulative probabilities.
         """
         if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
-            found: tuple[Tensor, Tensor, Tensor] = kernel(logits, self.temperature, uniforms)
+            found: tuple[Tensor, ...] = kernel(logits, self.temperature, uniforms, self.sum_sq)
             return found
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
         tokens = _by_cumulative_sum(z, uniforms[:, :1]) if self.plain else self(logits)
-        return tokens, *logp_entropy(z, tokens[:, None])[:2]
+        squares = [z.softmax(-1).square().sum(-1)] if self.sum_sq else []
+        return tokens, *logp_entropy(z, tokens[:, None])[:2], *squares
 
     def __call__(self, logits: Tensor) -> Tensor:
         """Logits (B, V) -> one token per row (B,)."""

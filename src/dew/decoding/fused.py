@@ -8,7 +8,7 @@ is cut into blocks. A first uniform number chooses the block and a second the to
 sum of e^{z/T}: the block of the chosen token is the only one that is read twice. Statistics are those of
 `dew.kernels.chunked`, in base 2 and merged over blocks, with q = (z − m) log2(e) / T of a block:
 
-    m = max z      n = Σ 2^q      r = n without the maximum's own term      t = Σ 2^q q
+    m = max z      n = Σ 2^q      r = n without the maximum's own term      t = Σ 2^q q      w = Σ 2^{2q}
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -214,7 +214,9 @@ def _pick(weights, places, u):
 
 
 @triton.jit
-def draw_kernel(z, stride, u, token, logp, entropy, v, s, BLOCK: tl.constexpr, BLOCKS: tl.constexpr):
+def draw_kernel(
+    z, stride, u, token, logp, entropy, sum_sq, v, s, SUM_SQ: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
     row = tl.program_id(0)
     at = z + row.to(tl.int64) * stride
     places = tl.arange(0, BLOCKS)
@@ -223,6 +225,7 @@ def draw_kernel(z, stride, u, token, logp, entropy, v, s, BLOCK: tl.constexpr, B
     n = tl.zeros((BLOCKS,), tl.float32)
     r = tl.zeros((BLOCKS,), tl.float32)
     t = tl.zeros((BLOCKS,), tl.float32)
+    w = tl.zeros((BLOCKS,), tl.float32)
     for block in range(tl.cdiv(v, BLOCK)):
         k = block * BLOCK + inner
         x = tl.maximum(tl.load(at + k, mask=k < v, other=LOWEST).to(tl.float32) * s, LOWEST)
@@ -236,6 +239,8 @@ def draw_kernel(z, stride, u, token, logp, entropy, v, s, BLOCK: tl.constexpr, B
         n = tl.where(here, rest + ties, n)
         r = tl.where(here, rest + (ties - 1), r)  # in this order: it keeps the digits of a small rest
         t = tl.where(here, tl.sum(e * q, axis=0), t)
+        if SUM_SQ:
+            w = tl.where(here, tl.sum(e * e, axis=0), w)
     most = tl.max(m, axis=0)
     first = tl.min(tl.where(m == most, places, BLOCKS), axis=0)
     d = m - most
@@ -256,16 +261,18 @@ def draw_kernel(z, stride, u, token, logp, entropy, v, s, BLOCK: tl.constexpr, B
     tl.store(token + row, (block * BLOCK + chosen).to(tl.int64))
     tl.store(logp + row, (own - most) * 0.6931471805599453 - ln)
     tl.store(entropy + row, tl.maximum(h, 0.0))
+    if SUM_SQ:
+        tl.store(sum_sq + row, tl.sum(share * share * w, axis=0) / ((1 + others) * (1 + others)))
 
 
-def draw(logits: Tensor, temperature: float, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits (B, V) and uniform numbers (B, 2) -> token, log-probability and entropy (B,)."""
+def draw(logits: Tensor, temperature: float, uniforms: Tensor, sum_sq: bool = False) -> tuple[Tensor, ...]:
+    """Logits (B, V) and uniform numbers (B, 2) -> token, log-probability, entropy and, if asked for, Σπ² (B,)."""
     rows, v = logits.shape
     token = torch.empty(rows, dtype=torch.long, device=logits.device)
-    logp, entropy = torch.empty(2, rows, device=logits.device)
+    logp, entropy, squares = torch.empty(3, rows, device=logits.device)
     blocks = triton.next_power_of_2(triton.cdiv(v, BLOCK))
     draw_kernel[(rows,)](
-        logits, logits.stride(0), uniforms.contiguous(), token, logp, entropy, v, LOG2E / temperature,
-        BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
+        logits, logits.stride(0), uniforms.contiguous(), token, logp, entropy, squares, v, LOG2E / temperature,
+        SUM_SQ=sum_sq, BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
     )  # fmt: skip
-    return token, logp, entropy
+    return (token, logp, entropy, squares) if sum_sq else (token, logp, entropy)

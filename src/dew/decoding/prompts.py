@@ -100,8 +100,8 @@ class Prefill:
             order += answers
             logits.append(last[[self._place[texts[i]][1] for i in answers]])
         chosen = row[order]
-        tokens, logp, entropy = decoder.draw.scored(torch.cat(logits), buffers.uniforms[chosen, 0])
-        buffers.load_tokens(chosen, tokens, logp, entropy, decoder.is_end(tokens))
+        drawn = decoder.draw.scored(torch.cat(logits), buffers.uniforms[chosen, 0])
+        buffers.load_tokens(chosen, drawn, decoder.is_end(drawn[0]))
 
     def _run(self, number: int) -> tuple[Any, Tensor, Tensor]:
         """A pass: the cache, where it holds prompts (B, width), and the logits."""

@@ -351,9 +351,10 @@ class LoraPolicies:
     def __init__(
         self, base: Base, prompts: Callable[[int], Sequence[int]], seeds: Sequence[int], rates: Tensor,
         settings: LoraSettings, ended: Callable[[Sequence[int], Sequence[Sequence[int]]], None] | None = None,
+        sum_sq: bool = False,
     ) -> None:  # fmt: skip
         """`prompts` gives the token ids of a problem by its number; `ended` is told of problems and answers as these
-        end."""
+        end; `sum_sq`: some run reads Σπ²."""
         self.ended = ended
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
@@ -362,7 +363,8 @@ class LoraPolicies:
         self.parameters: dict[str, Tensor] = named
         self.adam = Adam(named, rates, BETAS)
         self.parts = _fuse(base.model)
-        self.decoder = Decoder(base.model, Draw(), ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)
+        draw = Draw(sum_sq=sum_sq)
+        self.decoder = Decoder(base.model, draw, ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)
 
     def sample(self, problems: Tensor, uniforms: Tensor) -> Answers:
         """Answers to (R, P, 1) problems; (R, P·G, T, 2) uniform numbers decide their tokens."""
@@ -382,10 +384,10 @@ class LoraPolicies:
                 self.ended([asked[i] for i in numbers], cut)
 
         found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1), told=told)
-        tokens, lengths, logp, entropy = (x.unflatten(0, (R, B)) for x in found)
+        tokens, lengths, *signals = (x.unflatten(0, (R, B)) for x in found)
         mask = torch.arange(T, device=tokens.device) < lengths[..., None]
-        logp, entropy = (torch.where(mask, x, 0) for x in (logp, entropy))
-        return Answers(torch.where(mask, tokens, -1), logp, entropy, mask)
+        logp, entropy, *squares = (torch.where(mask, x, 0) for x in signals)
+        return Answers(torch.where(mask, tokens, -1), logp, entropy, mask, *squares)
 
     def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
         """As many columns of rows in each as have `pass_tokens` tokens, and at least one."""

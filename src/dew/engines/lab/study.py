@@ -102,9 +102,6 @@ def study(
     on_gpu = device.startswith("cuda")
     begin = _small_policies(device, warm_starts, say)
     if model is not None:
-        if needy := [x.label for x in chosen if x.algorithm.needs_sum_sq]:
-            what = f"{needy[0]} reads Σπ² of each token, which sampling from a language model does not give."
-            raise ConfigError(Problem(what, remedy="Leave it out, or compare it with `dew compare`."))
         begin = _adapters(model, device, reward, task_settings or {})
     elif unknown := [name for name in tasks if name not in TASKS]:
         get_task(unknown[0])
