@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.rewards import verifier
-from dew.tasks import Chain, Countdown, task
+from dew.tasks import Chain, Countdown, Sums, task
 from dew.tasks.base import split_of
 
 EASY = {"countdown": Countdown(numbers=3, largest=9), "chain": Chain(steps=(2, 5))}
-TASKS = [Countdown(), Chain(), *EASY.values()]
+TASKS = [Countdown(), Chain(), Sums(), *EASY.values()]
 
 
 # Golden
