@@ -285,6 +285,30 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
 
 
+def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
+    """A generation takes 10 s by this clock: 20 to measure it, then 34 are expected for a stack."""
+    generation, clock = Stack.generation, [0.0]
+
+    def timed(self, number):
+        clock[0] += 10
+        generation(self, number)
+
+    monkeypatch.setattr(Stack, "generation", timed)
+    monkeypatch.setattr(studies, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    whole = tmp_path / "whole"
+    run_study(whole)
+    assert len(run_study(tmp_path / "parts", limit_seconds=45)) == 2  # a stack of 2, which ends 5 s late
+    assert len(run_study(tmp_path / "parts", limit_seconds=38)) == 2  # a stack of 1 is interrupted at 40 s
+    assert (tmp_path / "parts" / studies.CHECKPOINT).exists()
+    clock[0] = 0
+    assert len(run_study(tmp_path / "parts")) == 4 and clock[0] == 10 + 20 + 30  # its last generation, then the other
+    rounded = [
+        {name: [(m["accuracy"], m["step"]) for m in map(json.loads, text.splitlines())] for name, text in of.items()}
+        for of in (numbers(whole), numbers(tmp_path / "parts"))
+    ]
+    assert rounded[0] == rounded[1]
+
+
 def load_or_none(folder):
     return [path for path in folder.rglob("run.json")]
 
