@@ -183,9 +183,9 @@ def named(
     if held_out is None:
         return changed
     if held_out != preset.train:
-        what = f"{name}: held_out={held_out!r}."
-        remedy = 'Write "train" to hold out an eighth of the training problems.'
-        raise ConfigError(Problem(what, remedy=remedy if preset.train else "Leave it out: it has no training problems."))
+        remedy = "Write train to hold out an eighth of the training problems."
+        remedy = remedy if preset.train else "Leave it out: the set has no training problems."
+        raise ConfigError(Problem(f"{name}: held_out={held_out!r}.", remedy=remedy))
     return replace(changed, held_out=held_out, tested_on=None)
 
 

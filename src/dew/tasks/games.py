@@ -135,7 +135,7 @@ class Chain(_Game):
 
 @dataclass(frozen=True)
 class Sums:
-    """For small chat models, in any words: the last number of an answer counts. Held out by the numbers in any order."""
+    """For small chat models: the last number of an answer counts. Held out by the two numbers in any order."""
 
     largest: int = 99
 

@@ -269,7 +269,8 @@ def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, floa
     scores = {"area": mean(metrics, "accuracy"), "final": mean(last, "accuracy")}
     passes = [name for name in metrics[-1] if name.startswith("eval/")]
     scores |= {name.removeprefix("eval/"): mean(metrics if averaged else metrics[-1:], name) for name in passes}
-    scores |= {"entropy": mean(last, "entropy"), "length": mean(last, "length/mean")}
+    others = {"entropy": "entropy", "length": "length/mean", "truncated": "length/truncated_share", "kl": "kl"}
+    scores |= {score: mean(last, name) for score, name in others.items() if name in metrics[-1]}
     return scores | {"flipped": mean(metrics, "credit/flipped_share")}
 
 
