@@ -17,8 +17,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from dew.engines.lab import study
-from dew.engines.lab.lora import LoraSettings
 from dew.errors import ConfigError, DewError, Problem
 from dew.report import benchmark as b
 
@@ -27,7 +25,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 def run(options: argparse.Namespace) -> None:
     began, data, work = perf_counter(), options.data.resolve(), options.work.resolve()
-    stage, tasks = b.STAGES[options.stage], options.tasks or list(b.STAGES[options.stage].seeds)
+    tasks = options.tasks or list(b.STAGES[options.stage].seeds)
     models = {b.TASKS[task].model for task in tasks}
     if options.model and len(models) > 1:
         what = f"--model {options.model} for tasks with different models: {', '.join(sorted(models))}."
@@ -45,15 +43,12 @@ def run(options: argparse.Namespace) -> None:
         model = Path(options.model or "").resolve()
         local = options.model is not None and model.is_dir()
         with chdir(model.parent if local else "."):  # run.json has the model's name, not this machine's path
-            study(
+            b.train(
+                options.stage,
+                task,
                 arms,
-                output=work / f"{options.stage}-{task}",
-                tasks=[b.TASKS[task].name],
-                task_settings=b.TASKS[task].settings,
+                work / f"{options.stage}-{task}",
                 model=model.name if local else options.model or b.TASKS[task].model,
-                seeds=stage.seeds[task],
-                first_seed=stage.first_seed,
-                settings=LoraSettings(**{**b.SETTINGS, **stage.settings}),
                 limit_seconds=left,
                 say=lambda line: print(line, flush=True),
                 progress=lambda share, line: print(line, flush=True) if (4 * share).is_integer() else None,

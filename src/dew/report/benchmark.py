@@ -21,7 +21,7 @@ from dew.compare import Difference, Result, corrected, paired
 from dew.compare.results import run_folders
 from dew.compare.statistics import SIGNIFICANT, Interval
 from dew.compare.verdicts import markdown_table, signed
-from dew.engines.lab import load_study
+from dew.engines.lab import load_study, study
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.summary import noise
 from dew.errors import ConfigError, Problem
@@ -117,6 +117,20 @@ class RandomRewards(DAPO):
         return replace(rollouts, reward=(digits % 2).to(rollouts.reward.dtype))
 
 
+def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: Any) -> list[Result]:
+    """Train arms on a task with the settings of a stage, or with other arguments of `study`."""
+    from dew.engines.lab.lora import LoraSettings
+
+    of, where = STAGES[stage], TASKS[task]
+    how: dict[str, Any] = {"model": where.model, "tasks": [where.name], "task_settings": where.settings}
+    how |= {
+        "seeds": of.seeds[task],
+        "first_seed": of.first_seed,
+        "settings": LoraSettings(**{**SETTINGS, **of.settings}),
+    }
+    return study(arms, output=output, **{**how, **changed})
+
+
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "results" / "benchmark"
@@ -138,17 +152,17 @@ def read(data: Path, work: Path) -> Runs:
 def pack(work: Path, data: Path) -> list[Path]:
     """Write an archive of the finished runs of each study in `work` that are in none yet."""
     written = []
-    for study in sorted(path.parent for path in work.glob("*/grid.json")):
-        old = sorted((data / study.name).glob("*.tar.gz"))
+    for folder in sorted(path.parent for path in work.glob("*/grid.json")):
+        old = sorted((data / folder.name).glob("*.tar.gz"))
         packed = {name for archive in old for name in _names(archive)}
-        homes = [home.relative_to(study) for home in run_folders(study)]
+        homes = [home.relative_to(folder) for home in run_folders(folder)]
         names = [str(home / name) for home in homes if str(home / FILES[0]) not in packed for name in FILES]
         if names:
-            path = data / study.name / f"{len(old) + 1:03}.tar.gz"
+            path = data / folder.name / f"{len(old) + 1:03}.tar.gz"
             path.parent.mkdir(parents=True, exist_ok=True)
             with tarfile.open(path.with_suffix(".new"), "w:gz") as tar:
                 for name in ["grid.json", *names]:
-                    tar.add(study / name, name, filter=_anonymous)
+                    tar.add(folder / name, name, filter=_anonymous)
             written.append(path.with_suffix(".new").rename(path))
     return written
 
@@ -159,7 +173,7 @@ def _names(archive: Path) -> list[str]:
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    return entry.replace(mtime=0, uid=0, gid=0, uname="", gname="", mode=0o644)
+    return entry.replace(mtime=0, uid=0, gid=0, uname="", gname="", mode=0o644, deep=False)
 
 
 @cache
@@ -176,9 +190,7 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
     if stage == "replication":
         return [(arm, 4e-5) for arm in (BASELINE, "dew", str(companions("dew")[1]))]
     if stage == "stage1":
-        tried = rate_means(runs.get("stage1-A-train", ()))
-        first = {arm: {rate: of[rate] for rate in RATES} for arm, of in tried.items() if of.keys() >= set(RATES)}
-        best = {arm: max(of, key=of.__getitem__) for arm, of in first.items()}
+        best = {arm: max(RATES, key=of.__getitem__) for arm, of in staying(runs).items()}
         return [(x, rate) for x in ARMS for rate in (*RATES, *(BEYOND[y] for y in [best.get(x)] if y in BEYOND))]
     rates = chosen_rates(runs)
     arms = list(rates) if stage == "stage2" else finalists(runs)
@@ -210,9 +222,15 @@ def chosen_rates(runs: Runs) -> dict[str, float]:
         if n := len(missing(stage, "A-train", runs)):
             what = f"The learning rates are not known yet: {stage} on A-train lacks {n} runs."
             raise ConfigError(Problem(what, remedy=f"Run: python scripts/benchmark.py run {stage}"))
-    start, found = start_of("A-train", runs), rate_means(runs["stage1-A-train"])
-    stay = {arm: of for arm, of in found.items() if arm == BASELINE or any(of[rate] >= start for rate in RATES)}
-    return {arm: max(of, key=of.__getitem__) for arm, of in stay.items()}
+    return {arm: max(of, key=of.__getitem__) for arm, of in staying(runs).items()}
+
+
+def staying(runs: Runs) -> dict[str, dict[float, float]]:
+    """The means of the rules that are not worse than the start at all RATES."""
+    found = rate_means(runs.get("stage1-A-train", ()))
+    start = start_of("A-train", runs) if runs.get("start-A-train") else 0.0
+    done = {arm: of for arm, of in found.items() if of.keys() >= set(RATES)}
+    return {arm: of for arm, of in done.items() if arm == BASELINE or max(of[rate] for rate in RATES) >= start}
 
 
 def start_of(task: str, runs: Runs) -> float:
@@ -330,7 +348,8 @@ def table(rows: Sequence[Row]) -> str:
         score = {name: f"{means[name]:{how}}" if name in means else "" for name, how in shown.items()}
         cells = [row.arm, f"{row.runs[0].learning_rate:g}", str(len(row.runs)), score["pass@1"]]
         for d in (first, row.than_placebo):
-            cells += [signed(d) if d else "", f"{d.holm:.3f}" if d and row.verdict else ""]
+            p = f"{d.holm:.3f}" if d and d.holm >= 0.0005 else "<0.001"
+            cells += [signed(d) if d else "", p if d and row.verdict else ""]
         cells += [signed(d) if d else "" for d in others]
         lines.append([*cells, *(score[name] for name in list(shown)[1:]), row.verdict])
     return markdown_table(HEAD, lines)
@@ -352,7 +371,7 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
         rows = {task: found for task in STAGES[stage].seeds if (found := stage_rows(stage, task, runs))}
         if rows:
             images[name := f"benchmark-{stage}.svg"] = forest({TASKS[task].title: x for task, x in rows.items()})
-            parts += [f"## Stage {stage[-1]}", f"![pass@1 minus DAPO's]({'images/' + name})", ABOUT]
+            parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{MARGIN}](images/{name})", ABOUT]
         for task, found in rows.items():
             given = [row.than_baseline[SCORES[0]] for row in found if row.verdict]
             parts += [f"### {task}: {TASKS[task].title}", table(found), *noise(given, runs[f"{stage}-{task}"])]
@@ -416,7 +435,7 @@ def forest(tasks: Mapping[str, Sequence[Row]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {below + 34}" width="{total}" '
         f'font-family="sans-serif" font-size="12"><style>{STYLE}</style>',
         '<rect class="back" width="100%" height="100%"/>',
-        '<text x="12" y="22" font-size="14">pass@1 minus DAPO\'s, 95% intervals over seeds</text>',
+        '<text x="12" y="22" font-size="14">pass@1 − DAPO, 95% intervals over seeds</text>',
         *(f'<text x="12" y="{top + line * i + 14}">{arm}</text>' for i, arm in enumerate(arms)),
     ]
     for column, (title, rows) in enumerate(tasks.items()):
@@ -426,7 +445,7 @@ def forest(tasks: Mapping[str, Sequence[Row]]) -> str:
             f'<rect class="band" x="{zero - MARGIN * scale:.1f}" y="{top}" width="{2 * MARGIN * scale:.1f}" '
             f'height="{below - top}"/><line class="axis" x1="{zero}" x2="{zero}" y1="{top}" y2="{below}"/>',
             *(f'<text x="{zero + x * scale:.1f}" y="{below + 18}" text-anchor="middle">{x:+.3f}</text>'
-              for x in (-most, -MARGIN, MARGIN, most)),
+              for x in (-most, 0, most)),
         ]  # fmt: skip
         for row in (row for row in rows if row.than_baseline):
             d, y = row.than_baseline[SCORES[0]], top + line * arms.index(row.arm) + 10
