@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -102,7 +101,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert "prototype's, -0.001 [-0.010, +0.008], agrees" in text
     assert re.search(r"\n\| dew (\| 0\.\d{3} ){3}\| \*\*0\.\d{3}\*\* \|\n", text)  # the best of four rates
     assert set(images) == {"benchmark-stage2.svg", "benchmark-stage3.svg"}
-    assert len(list(ElementTree.fromstring(images["benchmark-stage3.svg"]).iter("{*}circle"))) == len(rows) - 1
+    assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}circle")) == len(rows) - 1
 
 
 def test_a_look_before_the_end_spends_its_own_alpha(small):
@@ -177,23 +176,20 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
     calls = []
 
     def train(stage, task, arms, output, **how):
-        calls.append((stage, task, arms, how.get("learning_rates"), how.get("controls")))
-        points = (
-            [("dapo", 4e-5), ("mine", 8e-5), ("mine", 2e-5)] if stage == "stage1" else [("dapo", 4e-5), ("mine", 8e-5)]
-        )
-        result = SimpleNamespace(learning_rate=0.0, placebo=None)
-        return [
-            b.Result(arm, seed, {x: rate * 5000 + seed / 99 for x in b.SCORES}, "gsm8k", rate, placebo=result.placebo)
-            for arm, rate in points for seed in range(5)
-        ]  # fmt: skip
+        calls.append((stage, task, arms, how["learning_rates"], how.get("controls")))
+        points = [("dapo", 4e-5), ("mine", 8e-5), *[("mine", 2e-5)] * (stage == "stage1")]
+        seeds = [(arm, rate, seed) for arm, rate in points for seed in range(5)]
+        return [b.Result(x, seed, dict.fromkeys(b.SCORES, 5e3 * rate + seed), "gsm8k", rate) for x, rate, seed in seeds]
 
     monkeypatch.setattr(b, "train", train)
     (tmp_path / "rules.py").write_text("from dew.algorithms import DAPO\n\nclass Mine(DAPO):\n    name = 'mine'\n")
     rule = f"{tmp_path / 'rules.py'}:Mine"
     code, _, error = dew("lab", "--benchmark", rule, "--out", tmp_path / "out")
     assert code == 0, error
-    assert [(x[0], x[1]) for x in calls] == [("stage1", "A-train"), ("stage2", "A")] and calls[1][4]
-    assert calls[1][2] == ["dapo@4e-05", f"{rule}@8e-05"] and calls[0][3] == list(b.RATES)
+    assert calls == [
+        ("stage1", "A-train", ["dapo", rule], list(b.RATES), None),
+        ("stage2", "A", ["dapo@4e-05", f"{rule}@8e-05"], list(b.RATES), True),
+    ]
     text = (tmp_path / "out" / "benchmark.md").read_text()
     assert (
         re.search(r"\| grpo_s .*\n(.*\n)*\| mine \(yours\) \| 8e-05 \| 5 \|", text) and "mine is ahead of dapo" in text

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cache
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -123,12 +124,8 @@ def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: A
 
     of, where = STAGES[stage], TASKS[task]
     how: dict[str, Any] = {"model": where.model, "tasks": [where.name], "task_settings": where.settings}
-    how |= {
-        "seeds": of.seeds[task],
-        "first_seed": of.first_seed,
-        "settings": LoraSettings(**{**SETTINGS, **of.settings}),
-    }
-    return study(arms, output=output, **{**how, **changed})
+    how |= {"seeds": of.seeds[task], "first_seed": of.first_seed}
+    return study(arms, output=output, **{"settings": LoraSettings(**{**SETTINGS, **of.settings}), **how, **changed})
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -203,8 +200,8 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
 def missing(stage: str, task: str, runs: Runs) -> list[tuple[str, float, int]]:
     """Arm, learning rate and seed of the runs that are not finished."""
     have, of = {(r.arm, r.learning_rate, r.seed) for r in runs.get(f"{stage}-{task}", ())}, STAGES[stage]
-    seeds = range(of.first_seed, of.first_seed + of.seeds[task])
-    return [x for seed in seeds for point in points(stage, task, runs) if (x := (*point, seed)) not in have]
+    every, seeds = points(stage, task, runs), range(of.first_seed, of.first_seed + of.seeds[task])
+    return [x for seed in seeds for point in every if (x := (*point, seed)) not in have]
 
 
 def rate_means(runs: Sequence[Result]) -> dict[str, dict[float, float]]:
@@ -409,10 +406,10 @@ def _replication(runs: Runs) -> str:
 
 
 def _rates(means: Mapping[str, Mapping[float, float]], runs: Runs) -> str:
-    every = sorted({rate for of in means.values() for rate in of})
-    best = {arm: max(of.values(), default=None) for arm, of in means.items()}
-    lines = [[arm, *(("**" if x == best[arm] else "").join(["", f"{x:.3f}", ""]) if (x := of.get(rate)) is not None
-                     else "" for rate in every)] for arm, of in means.items()]  # fmt: skip
+    every, lines = sorted({rate for of in means.values() for rate in of}), []
+    for arm, of in means.items():
+        cells = {rate: f"**{x:.3f}**" if x == max(of.values()) else f"{x:.3f}" for rate, x in of.items()}
+        lines.append([arm, *(cells.get(rate, "") for rate in every)])
     start = f"At the start: {start_of('A-train', runs):.3f}." if runs.get("start-A-train") else ""
     return markdown_table(["pass@1", *(f"{rate:g}" for rate in every)], lines) + f"\n{start}"
 
@@ -436,7 +433,7 @@ def forest(tasks: Mapping[str, Sequence[Row]]) -> str:
         f'font-family="sans-serif" font-size="12"><style>{STYLE}</style>',
         '<rect class="back" width="100%" height="100%"/>',
         '<text x="12" y="22" font-size="14">pass@1 − DAPO, 95% intervals over seeds</text>',
-        *(f'<text x="12" y="{top + line * i + 14}">{arm}</text>' for i, arm in enumerate(arms)),
+        *(f'<text x="12" y="{top + line * i + 14}">{escape(arm)}</text>' for i, arm in enumerate(arms)),
     ]
     for column, (title, rows) in enumerate(tasks.items()):
         zero, scale = left + width * (column + 0.5), (width / 2 - 14) / most
@@ -450,9 +447,8 @@ def forest(tasks: Mapping[str, Sequence[Row]]) -> str:
         for row in (row for row in rows if row.than_baseline):
             d, y = row.than_baseline[SCORES[0]], top + line * arms.index(row.arm) + 10
             x, low, high = (zero + max(-most, min(most, v)) * scale for v in (d.value, d.low, d.high))
-            kind = row.verdict or "plain"
             parts.append(
-                f'<g class="{kind}"><line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}" stroke-width="2"/>'
-                f'<circle cx="{x:.1f}" cy="{y}" r="4"/></g>'
+                f'<g class="{row.verdict or "plain"}" stroke-width="2"><line x1="{low:.1f}" x2="{high:.1f}" '
+                f'y1="{y}" y2="{y}"/><circle cx="{x:.1f}" cy="{y}" r="4"/></g>'
             )
     return "\n".join([*parts, "</svg>"]) + "\n"
