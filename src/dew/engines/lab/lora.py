@@ -353,6 +353,12 @@ class LoraPolicies:
         logp, entropy = (x.new_zeros(R * b * T).index_copy(0, where, x).view(R, b, T) for x in found)
         return logp, entropy
 
+    @torch.no_grad()
+    def score_start(self, problems: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+        """(R, b, T) log π₀ of the tokens: those of the model without adapters, which all runs start from."""
+        with replaced([(layer, "scale", 0.0) for layer in self.layers.values()]):
+            return self.score(problems, tokens, mask)[0]
+
     def backward(self, loss: Tensor) -> None:
         with deterministic():
             loss.backward()
