@@ -327,7 +327,7 @@ class Stack:
         return norm, drift / compared.clamp_min(1)
 
     def _kl(self, problems: Problems, answers: Answers) -> Tensor:
-        """(R,) the KL divergence from the start per token, estimated by the mean of log π − log π₀ of sampled tokens."""
+        """(R,) KL divergence from the start per token, by the mean of log π − log π₀ of the sampled tokens."""
         policies: Any = self.policies
         prompts, mask = problems.prompt.repeat_interleave(self.settings.group_size, 1), answers.mask
         total = torch.zeros(len(self.replicas), device=mask.device)
