@@ -5,7 +5,8 @@
     python scripts/benchmark.py page                          docs/benchmark-results.md and its images
 
 `run` trains the next runs of a stage for about that long, and adds them to --data as an archive. Re-run the same
-command until nothing is missing. A stack that was interrupted continues if --work is still there.
+command until nothing is missing. A stack that was interrupted continues if --work is still there. Once you have seen
+how many runs fit into the time, --runs-at-once saves measuring larger stacks.
 Stages: start, replication, stage1, stage2, stage3; the later ones follow from the earlier ones' results. Data sets are
 those of `dew train` (DEW_DATA). --model is for tasks with the same model; its folder should have the model's name.
 """
@@ -13,6 +14,7 @@ those of `dew train` (DEW_DATA). --model is for tasks with the same model; its f
 import argparse
 import os
 from contextlib import chdir
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -21,6 +23,9 @@ from dew.errors import ConfigError, DewError, Problem
 from dew.report import benchmark as b
 
 DOCS = Path(__file__).parents[1] / "docs"
+
+
+say = partial(print, flush=True)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -32,11 +37,16 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(Problem(what, remedy="Name the tasks of one model, e.g. run stage2 A B --model FOLDER"))
     if "DEW_DATA" in os.environ:
         os.environ["DEW_DATA"] = str(Path(os.environ["DEW_DATA"]).resolve())
+
+    def pack() -> None:
+        for path in b.pack(work, data):
+            say(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
+
     for task in tasks:
         runs = b.read(data, work)
-        b.pack(work, data)  # what a call finished that was killed
+        pack()  # what a call finished that was killed
         left, todo = options.limit_seconds + began - perf_counter(), b.missing(options.stage, task, runs)
-        print(f"{options.stage}-{task}: {len(todo)} runs are missing.", flush=True)
+        say(f"{options.stage}-{task}: {len(todo)} runs are missing.")
         if not todo or left <= 0:
             continue
         arms = [f"{b.TEXTS.get(arm, arm)}@{rate:g}" for arm, rate in b.points(options.stage, task, runs)]
@@ -50,11 +60,11 @@ def run(options: argparse.Namespace) -> None:
                 work / f"{options.stage}-{task}",
                 model=model.name if local else options.model or b.TASKS[task].model,
                 limit_seconds=left,
-                say=lambda line: print(line, flush=True),
-                progress=lambda share, line: print(line, flush=True) if (4 * share).is_integer() else None,
+                runs_at_once=options.runs_at_once,
+                say=say,
+                progress=lambda share, line: (pack(), say(line)) if (4 * share).is_integer() else None,
             )
-        for path in b.pack(work, data):
-            print(f"{path}: {path.stat().st_size / 1e3:.0f} kB", flush=True)
+        pack()
 
 
 def status(data: Path) -> None:
@@ -87,6 +97,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"), help="folder of the studies")
     parser.add_argument("--model", help="folder of the tasks' model (default: its name on the hub)")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"))
+    parser.add_argument("--runs-at-once", type=int, help="of a stack (default: as many as fit into memory and time)")
     options = parser.parse_args()
     known = b.STAGES[options.stage].seeds
     if not set(options.tasks) <= known.keys():

@@ -144,6 +144,7 @@ def test_a_stage_runs_in_pieces_on_the_bundled_model(tmp_path, monkeypatch, caps
     monkeypatch.setitem(b.TASKS, "A", b.Task("countdown", "tiny", "countdown"))
     monkeypatch.setitem(b.STAGES, "replication", b.Stage(300, {"A": 1}))
     options = {"stage": "replication", "tasks": [], "data": tmp_path / "data", "work": tmp_path / "work", "model": None}
+    options["runs_at_once"] = 2
     script.run(argparse.Namespace(**options, limit_seconds=0.0))
     assert not options["data"].exists()
     train, calls = b.train, []

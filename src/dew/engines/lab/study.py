@@ -42,6 +42,8 @@ MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
 STACK_SECONDS = 600.0
 """Longer stacks are split, so that little is lost when a study is interrupted."""
+SHARE_OF_LIMIT = 0.7
+"""Of the time that is left, what a stack may be expected to take: a run of a small stack takes longer."""
 CHECKPOINT_SECONDS = 120.0
 CHECKPOINT = ".stack.pt"
 ADAPTER = "adapter"
@@ -83,6 +85,7 @@ def study(
     controls: bool = False,
     limit_seconds: float = math.inf,
     device: str = "auto",
+    runs_at_once: int | None = None,
     warm_starts: Path | str | None = None,
     say: Say = print,
     progress: Progress = lambda share, line: None,
@@ -93,7 +96,7 @@ def study(
     are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
     that weights tokens the same rule without the weights, and with the weights of each answer permuted.
     `differences` compares the arms of the result. After about `limit_seconds` training stops; what is not finished by
-    then is left to the next call.
+    then is left to the next call. `runs_at_once`: the most runs in a stack, else as many as fit into memory.
 
     With a `model`, a folder or a name on the hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
     `tasks`, `task_settings` and `reward` are those of `dew train`. Without, they train small policies.
@@ -129,7 +132,7 @@ def study(
             _check_start(folder / name, start.facts["digest"])
             build = partial(_stack, start, settings, device, {first_seed})
             for stack, seconds in _train(
-                build, folder, name, [cells[x] for x in of_task], start, device, say, progress, until
+                build, folder, name, [cells[x] for x in of_task], start, device, say, progress, until, runs_at_once
             ):
                 ended = datetime.now(UTC)
                 times = [x.isoformat(timespec="seconds") for x in (ended - timedelta(seconds=seconds), ended)]
@@ -284,21 +287,20 @@ def _report_skipped_updates(stack: Stack, say: Say) -> None:
 
 def _train(
     build: Callable[[Sequence[Replica]], Stack], folder: Path, task: str, todo: list[Replica], start: Start,
-    device: str, say: Say, progress: Progress, until: float,
+    device: str, say: Say, progress: Progress, until: float, most: int | None,
 ) -> Iterator[tuple[Stack, float]]:  # fmt: skip
     """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split.
 
     With each finished stack come the seconds it took. At the time `until`, training stops.
     """
-    room = max(1, int((MEMORY_SHARE * _free(device) - start.shared) / start.each))
+    room = min(max(1, int((MEMORY_SHARE * _free(device) - start.shared) / start.each)), most or len(todo))
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
     memory = (start.shared + size * start.each) / 1e9
     say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
     seconds = 0.0  # of a run; not known yet
-    while todo and time.perf_counter() + seconds < until:
+    while todo and time.perf_counter() + seconds * min(size, len(todo)) < until:
         before = _checkpoint(folder, task, todo)
-        fits = int(min(until - time.perf_counter(), 1e9) / seconds) if seconds else size
-        stack = before["replicas"] if before else todo[: min(size, fits)]
+        stack = before["replicas"] if before else todo[:size]
         stack = sorted(stack, key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
         began = time.perf_counter()
         try:
@@ -306,12 +308,15 @@ def _train(
                 built = build(stack)
                 if not _train_stack(built, folder, task, len(todo) - len(stack), progress, before, until):
                     return
-                yield built, time.perf_counter() - began
+                took = time.perf_counter() - began
+                seconds = seconds if before else took / len(stack)
+                yield built, took
                 del built
                 todo = [x for x in todo if x not in stack]
                 continue
             seconds = _time(build(stack)) / len(stack)
-            size = max(1, min(size, int(STACK_SECONDS / seconds)))
+            limit = min(STACK_SECONDS, SHARE_OF_LIMIT * (until - time.perf_counter()))
+            size = max(1, min(size, int(limit / seconds)))
             say(f"About {seconds * len(todo) / 60:.1f} min. Ctrl-C stops; the same command resumes.")
         except torch.OutOfMemoryError:
             if len(stack) == 1:
