@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
         say(f"{options.stage}-{task}: {len(todo)} runs are missing.")
         if not todo or left <= 0:
             continue
-        arms = [f"{b.TEXTS.get(arm, arm)}@{rate:g}" for arm, rate in b.points(options.stage, task, runs)]
+        arms = b.texts(b.points(options.stage, task, runs))
         model = Path(options.model or "").resolve()
         local = options.model is not None and model.is_dir()
         with chdir(model.parent if local else "."):  # run.json has the model's name, not this machine's path

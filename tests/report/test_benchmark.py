@@ -13,6 +13,7 @@ import torch
 
 from dew.algorithms import DAPO
 from dew.compare.grid import Cell, open_grid
+from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.study import write_run
 from dew.errors import ConfigError
 from dew.report import benchmark as b
@@ -81,6 +82,8 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     points = dict(b.points("stage2", "A", runs))
     assert points.keys() - rates.keys() == {*b.companions("dew"), *b.companions("gtpo"), b.RANDOM}
     assert points["dew(placebo=True)"] == 1.6e-4 and points[b.RANDOM] == 4e-5
+    parsed = parse_arms(b.texts(points.items()), [], controls=False)
+    assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
     assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
     assert b.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "cispo", "sapo"]

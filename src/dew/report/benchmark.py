@@ -43,8 +43,6 @@ OTHERS = 3
 CONTROLLED = ("dew", "gtpo")
 """Rules whose control and placebo are trained in stage 2; in stage 3, those of all finalists are."""
 RANDOM = "random_rewards"
-TEXTS = {RANDOM: f"{__name__}:RandomRewards"}
-"""Arms whose text is not their label."""
 RATES = (2e-5, 4e-5, 8e-5)
 BEYOND = {2e-5: 1e-5, 8e-5: 1.6e-4}
 """The rate that is added if this one is the best."""
@@ -195,6 +193,11 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
     found = {arm: rates[arm] for arm in arms}
     found |= {other: rates[arm] for arm in weighted for other in companions(arm) if other}
     return list((found | ({RANDOM: rates[BASELINE]} if task in STAGES[stage].random else {})).items())
+
+
+def texts(points: Iterable[tuple[str, float]]) -> list[str]:
+    """As `study` takes them."""
+    return [f"{f'{__name__}:RandomRewards' if arm == RANDOM else arm}@{rate:g}" for arm, rate in points]
 
 
 def missing(stage: str, task: str, runs: Runs) -> list[tuple[str, float, int]]:
