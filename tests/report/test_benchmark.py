@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from dew.algorithms import DAPO
+from dew.algorithms import DAPO, get_algorithm
 from dew.compare.grid import Cell, open_grid
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.study import write_run
@@ -24,11 +24,11 @@ spec = importlib.util.spec_from_file_location("benchmark", ROOT / "scripts" / "b
 script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)
 
-ARMS = ("dapo", "grpo", "gtpo", "grpo_s", "dew", "cispo", "sapo", "maxrl", "qae", "gspo")
+ARMS = ("dapo", "grpo", "gtpo", "grpo_s", "dew", "kl_cov", "sapo", "maxrl", "qae", "gspo")
 GAINS = {
     # stage 3: dew beats DAPO and its placebo, gtpo DAPO alone; grpo is level, grpo_s worse
     "dew": 0.05, "dew(placebo=True)": 0.01, "gtpo": 0.05, "gtpo(placebo=True)": 0.05, "grpo": 0.001, "grpo_s": -0.05,
-    "cispo": 0.02, "sapo": 0.004, "maxrl": 0.03, "qae": -0.02,
+    "kl_cov": 0.02, "sapo": 0.004, "maxrl": 0.03, "qae": -0.02,
 }  # fmt: skip
 
 
@@ -86,12 +86,13 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
     assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
-    assert b.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "cispo", "sapo"]
+    assert b.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "kl_cov", "sapo"]
     runs = plant(tmp_path, "stage3", "A", gain)
     rows = {row.arm: row for row in b.stage_rows("stage3", "A", runs)}
     words = {arm: row.verdict for arm, row in rows.items() if row.verdict}
     assert words == {
-        "dew": "win", "gtpo": "open", "grpo": "level", "grpo_s": "loss", "maxrl": "win", "cispo": "win",
+        "dew": "win", "gtpo": "open", "grpo": "level", "grpo_s": "loss", "maxrl": "win",
+        "kl_cov": "open",  # it weights tokens in its loss and has no placebo
         "sapo": "win",  # its interval is within ±0.01 too, but a win comes first
     }  # fmt: skip
     assert rows["dew"].than_baseline["pass@1"].value == pytest.approx(0.05, abs=0.005)
@@ -105,6 +106,13 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert re.search(r"\n\| dew (\| 0\.\d{3} ){3}\| \*\*0\.\d{3}\*\* \|\n", text)  # the best of four rates
     assert set(images) == {"benchmark-stage2.svg", "benchmark-stage3.svg"}
     assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}circle")) == len(rows) - 1
+
+
+def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
+    weighting = {arm for arm in b.ARMS if b.companions(arm)[1]} | b.IN_THE_LOSS.keys()
+    rules = {arm: get_algorithm(arm) for arm in b.ARMS}
+    assert {arm for arm, x in rules.items() if x.penalises or x.needs_entropy == "current"} == b.IN_THE_LOSS.keys()
+    assert weighting == {"gtpo", "dew", "forking_tokens", "clip_cov", "steer", *b.IN_THE_LOSS}
 
 
 def test_a_look_before_the_end_spends_its_own_alpha(small):

@@ -42,6 +42,8 @@ FINALISTS = (BASELINE, "grpo", "dew", "gtpo", "grpo_s")
 OTHERS = 3
 CONTROLLED = ("dew", "gtpo")
 """Rules whose control and placebo are trained in stage 2; in stage 3, those of all finalists are."""
+IN_THE_LOSS = {arm: f"{arm}(placebo=True)" for arm in ("entropy_advantage", "kl_cov")}
+"""Rules that weight tokens in their loss, where placebos do not reach: theirs are not trained, so they cannot win."""
 RANDOM = "random_rewards"
 RATES = (2e-5, 4e-5, 8e-5)
 BEYOND = {2e-5: 1e-5, 8e-5: 1.6e-4}
@@ -322,7 +324,7 @@ def alpha_of(stage: str, task: str, seeds: int) -> float | None:
 def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
     """Of stage 2 or 3."""
     found = runs.get(f"{stage}-{task}", ())
-    placebos = {arm: companions(arm)[1] for arm in by_arm(found) if arm in ARMS}
+    placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in by_arm(found) if arm in ARMS}
     seeds = min((len(of) for of in by_arm(found).values()), default=0)
     return compare(found, placebos, final=stage == "stage3", alpha=alpha_of(stage, task, seeds))
 
