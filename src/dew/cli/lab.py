@@ -67,7 +67,7 @@ def lab(
     if quick:
         say(TOO_FEW)
     if benchmark:
-        if task or reward or seeds or first_seed or generations is not None or settings:
+        if task or reward or seeds or first_seed or generations is not None or settings or as_json:
             remedy = "Leave out all but --model, --learning-rate, --device, --out and --quick."
             raise ConfigError(Problem("--benchmark has its own task, seeds and settings.", remedy=remedy))
         return _benchmark(arms or ["dew"], model, learning_rate, output, quick, device)
