@@ -336,8 +336,8 @@ the runs in `docs/results/benchmark/`.
 
 Where the plan cannot be followed: `otb` is not trained, because it reads Σπ² of each token, which sampling from a
 language model does not give. `entropy_advantage` and `kl_cov` weight tokens in their loss, which no placebo permutes;
-without a placebo they cannot win. The interim look of stage 3 on task A spends an alpha of 0.005, which leaves 0.045 for
-the last one."""
+without a placebo they cannot win. The interim look of stage 3 on task A spends an alpha of 0.005, which leaves 0.045
+for the last one."""
 ABOUT = f"""Rules in the order of the plan, controls, placebos and random rewards below them. pass@1 is the mean of the
 last evaluations. Differences are paired by seed, with 95% intervals of Student's t; p is Holm's, over the rules of the
 task. Verdicts are the plan's; where two hold, the first of win, level (within ±{MARGIN}), loss counts. Entropy in nats,
