@@ -126,9 +126,9 @@ def test_runs_are_archived_once_and_read_again(small, tmp_path):
     big = work / "replication-A" / "gsm8k" / "dapo-lr4e-05-seed300" / "adapter"
     big.mkdir()
     (big / "adapter_model.safetensors").write_bytes(b"0" * 9999)
-    assert [path.name for path in b.pack(work, data)] == ["001.tar.gz"] and not b.pack(work, data)
+    assert [path.name for path in b.pack(work, data)] == ["001.jsonl.gz"] and not b.pack(work, data)
     runs = plant(work, "replication", "A", gain)
-    assert [path.name for path in b.pack(work, data)] == ["002.tar.gz"]
+    assert [path.name for path in b.pack(work, data)] == ["002.jsonl.gz"]
     again = b.read(data, tmp_path / "other")
     assert [(r.arm, r.seed, r.scores) for r in again["replication-A"]] == [
         (r.arm, r.seed, r.scores) for r in runs["replication-A"]

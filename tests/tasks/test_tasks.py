@@ -63,7 +63,7 @@ def test_training_and_held_out_problems_are_disjoint(name: str, seed: int, other
 def test_rows_are_distinct_and_reproducible_and_fewer_are_a_prefix(a_task, seed: int, n: int, more: int):
     rows = a_task.rows(n + more, seed=seed)
     assert rows[:n] == a_task.rows(n, seed=seed) and rows != a_task.rows(n + more, seed=seed + 1)
-    assert len({row["prompt"] for row in rows}) == n + more
+    assert len({str(row["prompt"]) for row in rows}) == n + more
 
 
 def test_one_problem_in_eight_is_held_out():

@@ -1,11 +1,11 @@
 """The benchmark of credit rules on language models: its settings, its committed runs, and the page made of them.
 
 docs/benchmark.md is the plan. A stage trains some arms on some tasks: the runs of a stage on a task are a study of the
-lab. DATA/STAGE-TASK/001.tar.gz and its successors hold their run folders without adapters and token records.
+lab. DATA/STAGE-TASK/001.jsonl.gz, 002 and so on hold the files of their run folders, but no adapters and token records.
 """
 
+import gzip
 import json
-import tarfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -26,6 +26,7 @@ from dew.engines.lab import load_study, study
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.summary import noise
 from dew.errors import ConfigError, Problem
+from dew.files import write_atomically
 from dew.rollouts import Rollouts
 from dew.run.folder import RunFolder
 
@@ -138,10 +139,13 @@ Runs = Mapping[str, Sequence[Result]]
 
 def read(data: Path, work: Path) -> Runs:
     """All runs of the archives in `data`, which are unpacked into `work` unless they are there."""
-    for archive in sorted(data.glob("*/*.tar.gz"), reverse=True):  # the newest grid.json is the one that counts
-        with tarfile.open(archive) as tar:
-            new = [x for x in tar if not (work / archive.parent.name / x.name).exists()]
-            tar.extractall(work / archive.parent.name, new, filter="data")
+    for archive in sorted(data.glob("*/*.jsonl.gz"), reverse=True):  # the newest grid.json is the one that counts
+        root = (work / archive.parent.name).resolve()
+        for name, text in _files(archive).items():
+            path = (root / name).resolve()
+            if path.is_relative_to(root) and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
     jobs = [f"{stage}-{task}" for stage, of in STAGES.items() for task in of.seeds]
     return {job: load_study(work / job) for job in jobs if (work / job / "grid.json").exists()}
 
@@ -150,27 +154,21 @@ def pack(work: Path, data: Path) -> list[Path]:
     """Write an archive of the finished runs of each study in `work` that are in none yet."""
     written = []
     for folder in sorted(path.parent for path in work.glob("*/grid.json")):
-        old = sorted((data / folder.name).glob("*.tar.gz"))
-        packed = {name for archive in old for name in _names(archive)}
+        old = sorted((data / folder.name).glob("*.jsonl.gz"))
+        packed = {name for archive in old for name in _files(archive)}
         homes = [home.relative_to(folder) for home in run_folders(folder)]
         names = [str(home / name) for home in homes if str(home / FILES[0]) not in packed for name in FILES]
         if names:
-            path = data / folder.name / f"{len(old) + 1:03}.tar.gz"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with tarfile.open(path.with_suffix(".new"), "w:gz") as tar:
-                for name in ["grid.json", *names]:
-                    tar.add(folder / name, name, filter=_anonymous)
-            written.append(path.with_suffix(".new").rename(path))
+            path = data / folder.name / f"{len(old) + 1:03}.jsonl.gz"
+            lines = [json.dumps({"file": x, "text": (folder / x).read_text()}) + "\n" for x in ["grid.json", *names]]
+            write_atomically(path, gzip.compress("".join(lines).encode(), mtime=0))
+            written.append(path)
     return written
 
 
-def _names(archive: Path) -> list[str]:
-    with tarfile.open(archive) as tar:
-        return tar.getnames()
-
-
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    return entry.replace(mtime=0, uid=0, gid=0, uname="", gname="", mode=0o644, deep=False)
+def _files(archive: Path) -> dict[str, str]:
+    lines = gzip.decompress(archive.read_bytes()).splitlines()
+    return {entry["file"]: entry["text"] for entry in map(json.loads, lines)}
 
 
 @cache
