@@ -232,6 +232,28 @@ def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypa
     assert task.rewards(answers, facts).tolist() == [[0.25] * 3]
 
 
+def test_the_kl_divergence_is_that_from_the_base_model():
+    """0 at the start, and after an update the mean difference from an unchanged model."""
+    run = stack(["dapo", "dew"], seeds=(0, 1))
+    seen = captured(run)
+    for number in range(3):
+        run.generation(number)
+    assert [sorted({"kl"} & x.keys()) for x in run.history] == [[], [], ["kl"]]  # one evaluation, at the end
+    run.generation(2)  # with other adapters
+    (problems, answers), fresh = seen[-1], model()
+    for i, kl in enumerate(run.history[-1]["kl"].tolist()):
+        differences = []
+        numbers = problems[i, :, 0].repeat_interleave(SMALL.group_size).tolist()
+        for n, tokens, logp, mask in zip(numbers, answers.tokens[i], answers.logp[i], answers.mask[i], strict=True):
+            prompt, answer = run.task.prompt(n), tokens[mask]
+            logits = fresh(torch.tensor([[*prompt, *answer.tolist()]])).logits[0, len(prompt) - 1 : -1]
+            differences += (logp[mask] - logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0]).tolist()
+        assert kl == pytest.approx(sum(differences) / len(differences), abs=1e-5) and abs(kl) > 1e-3
+    new = stack(["dapo"], settings=replace(SMALL, generations=1))
+    new.generation(0)
+    assert new.history[0]["kl"].item() == pytest.approx(0, abs=1e-6)
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sampling_and_update_agree(family):
     run = stack(["dapo"], seeds=[0, 1], family=family)
@@ -324,6 +346,24 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
     run_study(tmp_path / "killed")
     assert calls == [2] and not (tmp_path / "killed" / studies.CHECKPOINT).exists()
     assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+
+
+def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
+    """A generation takes 10 s by this clock: 20 to measure it, then 34 are expected for a stack."""
+    generation, clock = Stack.generation, [0.0]
+
+    def timed(self, number):
+        clock[0] += 10
+        generation(self, number)
+
+    monkeypatch.setattr(Stack, "generation", timed)
+    monkeypatch.setattr(studies, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    how = {"arms": ["dapo"], "seeds": 4, "settings": replace(FAST, max_new_tokens=6)}
+    assert len(run_study(tmp_path, limit_seconds=45, **how)) == 2  # a stack of 2, which ends 5 s late
+    assert len(run_study(tmp_path, limit_seconds=38, **how)) == 2  # a stack of 1 is interrupted at 40 s
+    assert (tmp_path / studies.CHECKPOINT).exists()
+    clock[0] = 0
+    assert len(run_study(tmp_path, **how)) == 4 and clock[0] == 10 + 20 + 30  # its last generation, then the other
 
 
 def load_or_none(folder):

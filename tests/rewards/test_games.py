@@ -101,6 +101,19 @@ def test_tinyzero_countdown(text: str, status: str):
     assert equation.check(text, numbers=[44, 19, 35], answer="98").status == status
 
 
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("47 + 85 = 132.", "correct"),
+        ("The sum of 47 and 85 is 0,132", "correct"),
+        ("132, because 47 + 85", "wrong"),  # the last number is 85
+        ("one hundred", "unparsable"),
+    ],
+)
+def test_the_last_number_is_the_sum(text: str, status: str):
+    assert verifier("sums").check(text, answer="132").status == status
+
+
 def test_division_is_exact():
     assert equation.check("<answer>(1 / 3) * 6</answer>", numbers=[1, 3, 6], answer="2").correct
 

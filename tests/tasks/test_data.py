@@ -133,6 +133,22 @@ def test_tinyzero_from_its_numbers(tmp_path):
     assert row["numbers"] == [44, 19, 35] and row["answer"] == "98"
     assert "the numbers [44, 19, 35], create an equation that equals 98" in row["prompt"]
     assert row["prompt"].startswith("A conversation") and row["prompt"].endswith("Assistant:")
+    (row,) = task("countdown-tinyzero", path=str(path.parent), template="tinyzero").rows(5)
+    (message,) = row["prompt"]
+    assert message["role"] == "user" and "equals 98. You can" in message["content"] and "<think>" in message["content"]
+
+
+def test_settings_are_chosen_on_training_problems(tmp_path, monkeypatch):
+    """held_out="train": an eighth of the training problems; the test split is not read."""
+    monkeypatch.setenv("DEW_DATA", str(tmp_path))
+    for split in ("train", "test"):
+        rows = [{"problem": f"What is {split} problem number {i}?", "answer": "1"} for i in range(80)]
+        write(tmp_path / "gsm8k" / f"{split}.jsonl", rows)
+    parts = [task("gsm8k", held_out="train").rows(99, split=split) for split in ("train", "held_out")]
+    assert 1 < len(parts[1]) < 20 and len({row["problem"] for rows in parts for row in rows}) == 80
+    assert all("train problem" in row["problem"] for row in parts[1])
+    with pytest.raises(ConfigError, match="an eighth"):
+        task("gsm8k", held_out="validation")
 
 
 def test_templates():

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.rewards import verifier
-from dew.tasks import Chain, Countdown, task
+from dew.tasks import Chain, Countdown, Sums, task
 from dew.tasks.base import split_of
 
 EASY = {"countdown": Countdown(numbers=3, largest=9), "chain": Chain(steps=(2, 5))}
-TASKS = [Countdown(), Chain(), *EASY.values()]
+TASKS = [Countdown(), Chain(), Sums(), *EASY.values()]
 
 
 # Golden
@@ -63,7 +63,7 @@ def test_training_and_held_out_problems_are_disjoint(name: str, seed: int, other
 def test_rows_are_distinct_and_reproducible_and_fewer_are_a_prefix(a_task, seed: int, n: int, more: int):
     rows = a_task.rows(n + more, seed=seed)
     assert rows[:n] == a_task.rows(n, seed=seed) and rows != a_task.rows(n + more, seed=seed + 1)
-    assert len({row["prompt"] for row in rows}) == n + more
+    assert len({str(row["prompt"]) for row in rows}) == n + more
 
 
 def test_one_problem_in_eight_is_held_out():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -44,6 +45,9 @@ def lab(
     settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
+    benchmark: Annotated[
+        bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does, and add them to its table.")
+    ] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
@@ -62,6 +66,12 @@ def lab(
     say = (lambda _: None) if as_json else out.print
     if quick:
         say(TOO_FEW)
+    if benchmark:
+        if task or reward or seeds or first_seed or generations is not None or settings or as_json:
+            remedy = "Leave out all but --model, --learning-rate, --device, --out and --quick."
+            raise ConfigError(Problem("--benchmark has its own task, seeds and settings.", remedy=remedy))
+        return _benchmark(arms or ["dew"], model, learning_rate, output, quick, device)
+    if quick:
         model, task = model or "tiny", task or ["countdown"]
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     given = mapping(settings, example="{group_size: 8}")
@@ -70,26 +80,23 @@ def lab(
     if not model and (reward or of_task):
         remedy = "Name a model with --model, or leave it out."
         raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
-    try:
-        with _progress(quiet=as_json) as progress:
-            found = study(
-                arms or ["dapo", "dew"],
-                output=folder,
-                model=model,
-                tasks=task or ["gsm8k" if model else "countdown-4"],
-                reward=reward,
-                task_settings=of_task,
-                seeds=seeds or (2 if quick else 8),
-                first_seed=first_seed,
-                learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
-                settings=_settings(given, model, quick),
-                controls=controls,
-                device=device,
-                say=say,
-                progress=progress,
-            )
-    except KeyboardInterrupt:
-        raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None
+    with _progress(quiet=as_json) as progress:
+        found = study(
+            arms or ["dapo", "dew"],
+            output=folder,
+            model=model,
+            tasks=task or ["gsm8k" if model else "countdown-4"],
+            reward=reward,
+            task_settings=of_task,
+            seeds=seeds or (2 if quick else 8),
+            first_seed=first_seed,
+            learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
+            settings=_settings(given, model, quick),
+            controls=controls,
+            device=device,
+            say=say,
+            progress=progress,
+        )
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
@@ -120,6 +127,43 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
     return replace(kind, **given)
 
 
+def _benchmark(
+    rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool, device: str
+) -> None:
+    """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
+    from dew.compare import verdicts
+    from dew.engines.lab.arms import parse_arms
+    from dew.engines.lab.lora import QUICK
+    from dew.report import benchmark as page
+
+    folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
+    how: dict[str, Any] = {"say": out.print, "device": device, **({"model": model} if model else {})}
+    if quick:
+        how |= {"model": model or "tiny", "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
+    rates = rates or ([QUICK_RATE] if quick else list(page.RATES))
+    arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([page.BASELINE, *rules])}
+    texts = list(arms)
+    with _progress(quiet=False) as progress:
+        how["progress"] = progress
+        if len(rates) > 1:
+            tried = page.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
+            best = {arm: max(of, key=of.__getitem__) for arm, of in page.rate_means(tried).items()}
+            texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
+        found = page.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
+    placebos = {arm: of[0].placebo for arm, of in page.by_arm(found).items() if arm in arms.values()}
+    alpha = page.alpha_of("stage2", "A", min(map(len, page.by_arm(found).values())))
+    own = [replace(row, arm=f"{row.arm} (yours)") for row in page.compare(found, placebos, alpha=alpha)]
+    with TemporaryDirectory() as work:
+        others = page.stage_rows("stage2", "A", page.read(page.COMMITTED, Path(work)))
+    note = "Your rows are last." if others else "The benchmark has no committed runs yet: these are yours alone."
+    said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
+    text = "\n\n".join([*said, note, page.table([*others, *own]), page.ABOUT])
+    write_atomically(folder / "benchmark.md", f"{text}\n".encode())
+    write_atomically(folder / "benchmark.svg", page.forest({page.TASKS["A"].title: [*others, *own]}).encode())
+    show_markdown(text)
+    out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
+
+
 def _export(words: list[str]) -> None:
     """STUDY ARM SEED FOLDER."""
     from dew.engines.lab.study import export
@@ -134,11 +178,14 @@ def _export(words: list[str]) -> None:
 
 @contextmanager
 def _progress(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
-    """A bar on a terminal; elsewhere a line at every quarter."""
-    if quiet or not out.is_terminal:
-        yield lambda share, line: out.print(line) if not quiet and (4 * share).is_integer() else None
-        return
+    """A bar on a terminal; elsewhere a line at every quarter. Ctrl-C ends with how to resume."""
     text = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
-    with Progress(BarColumn(16), text, console=out, transient=True) as bar:
-        task = bar.add_task("", total=1.0, visible=False)
-        yield lambda share, line: bar.update(task, completed=share, description=line, visible=True)
+    try:
+        if quiet or not out.is_terminal:
+            yield lambda share, line: out.print(line) if not quiet and (4 * share).is_integer() else None
+            return
+        with Progress(BarColumn(16), text, console=out, transient=True) as bar:
+            task = bar.add_task("", total=1.0, visible=False)
+            yield lambda share, line: bar.update(task, completed=share, description=line, visible=True)
+    except KeyboardInterrupt:
+        raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None

@@ -1,4 +1,4 @@
-"""Verifiers of the arithmetic games: countdown, chain, and TinyZero's countdown (`equation`).
+"""Verifiers of the arithmetic games: countdown, chain, sums, and TinyZero's countdown (`equation`).
 
 Answers are parsed by these grammars; nothing is evaluated as code.
 
@@ -56,6 +56,15 @@ def check_chain(text: str, *, answer: Any) -> Verdict:
     return Verdict("correct" if result == int(answer) else "wrong", str(result))
 
 
+def check_sum(text: str, *, answer: Any) -> Verdict:
+    """Correct if the last number of the text is `answer`."""
+    found = re.findall(r"\d+", text.replace(",", ""))
+    if not found:
+        return Verdict("unparsable")
+    last = found[-1].lstrip("0")[:20]
+    return Verdict("correct" if last == str(answer) else "wrong", last)
+
+
 def check_equation(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict:
     """Correct if the expression uses exactly `numbers` and equals `answer`. A trailing `= 98` is ignored."""
     found = find_answer(text)
@@ -98,4 +107,5 @@ def _evaluate(tokens: list[str], operators: tuple[str, ...] = ("+-", "*/")) -> F
 
 countdown = Verifier("countdown", ("numbers", "answer"), check_countdown)
 chain = Verifier("chain", ("answer",), check_chain)
+sums = Verifier("sums", ("answer",), check_sum)
 equation = Verifier("equation", ("numbers", "answer"), check_equation)

@@ -1,4 +1,4 @@
-"""Problems with gold answers: two generated games, reasoning-gym, well-known data sets by name, and files."""
+"""Problems with gold answers: three generated games, reasoning-gym, well-known data sets by name, and files."""
 
 from collections.abc import Callable, Sequence
 from inspect import signature
@@ -9,12 +9,12 @@ from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.base import Row, Task, overlap
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, first_columns
-from dew.tasks.games import TINY, Chain, Countdown, model_folder
+from dew.tasks.games import TINY, Chain, Countdown, Sums, model_folder
 from dew.tasks.gym import PREFIX, Gym
 
-__all__ = ["TINY", "Chain", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
+__all__ = ["TINY", "Chain", "Countdown", "Row", "Sums", "Task", "model_folder", "overlap", "task"]
 
-GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chain": Chain}
+GAMES: dict[str, Callable[..., Task]] = {"countdown": Countdown, "chain": Chain, "sums": Sums}
 
 
 def task(name: str, **settings: Any) -> Task:

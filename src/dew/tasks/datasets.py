@@ -32,7 +32,12 @@ TEMPLATES = {
     "reasoning process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, "
     "i.e., <think> reasoning process here </think> <answer> answer here </answer>. User: {problem} Assistant:",
     "plain": "{problem}",
+    # TinyZero's instruction for countdown (examples/data_preprocess/countdown.py), as a user message
+    "tinyzero": "{problem} Show your work in <think> </think> tags. And return the final answer in <answer> </answer> "
+    "tags, for example <answer> (1 + 2) / 3 </answer>.",
 }
+CHATS = ("chat", "tinyzero")
+"""Templates of a user message, to which the model's own chat template is applied."""
 
 
 def render(template: str, problem: str) -> Any:
@@ -42,7 +47,7 @@ def render(template: str, problem: str) -> Any:
         also = "Or write your own template, with {problem} in it."
         raise ConfigError(unknown(f"Unknown template {template!r}.", template, TEMPLATES, also))
     prompt = text.replace("{problem}", problem)
-    return [{"role": "user", "content": prompt}] if template == "chat" else prompt
+    return [{"role": "user", "content": prompt}] if template in CHATS else prompt
 
 
 # ── rows of the named sets: a local copy (problem, answer) or the hub's own columns ─────────────────────────
@@ -104,7 +109,7 @@ class Dataset:
     read: Read
     train: str | None = "train"
     held_out: str | None = "test"
-    """Test split; None: an eighth of the training problems, selected by a hash of the problem."""
+    """Test split; None, or that of training: an eighth of its problems, selected by a hash of the problem."""
     tested_on: str | None = None
     """Another set whose problems are held out instead. It is also in `without`."""
     config: str | None = None
@@ -125,7 +130,7 @@ class Dataset:
         if wanted is None:
             raise ConfigError(f"{self.name} is for evaluation only: it has no training problems.")
         rows = read_rows(self.source, self.read, split=wanted, config=self.config, column=self.column)
-        if self.held_out:
+        if self.held_out not in (None, self.train):
             return rows
         kept = [row for row in rows if split_of(row_key(row, "problem") if self.template else row["prompt"]) == split]
         if not kept:
@@ -158,10 +163,12 @@ def _test_rows(name: str) -> list[Row]:
 
 
 def named(
-    name: str, *, path: str | Path | None = None, template: str | None = None, without: Sequence[str] = ()
-) -> Dataset:
+    name: str, *, path: str | Path | None = None, template: str | None = None, held_out: str | None = None,
+    without: Sequence[str] = (),
+) -> Dataset:  # fmt: skip
     """One of `PRESETS`, from a local `path` instead of DEW_DATA and the hub, with another template.
 
+    `held_out="train"`: an eighth of the training problems instead of the test split, to choose settings on.
     `without`: sets or files whose test problems are removed from training.
     """
     preset, data = PRESETS[name], os.environ.get("DEW_DATA")
@@ -170,10 +177,16 @@ def named(
     template = template or preset.template or "chat"
     render(template, "")  # raises if it is unknown
     changed = replace(preset, template=template, without=tuple(dict.fromkeys([*without, *preset.without])))
-    if local is None:
+    if local is not None:
+        one_file = Path(local).expanduser().is_file() and preset.train is not None and preset.tested_on is None
+        changed = replace(changed, source=local, held_out=None if one_file else "test")
+    if held_out is None:
         return changed
-    one_file = Path(local).expanduser().is_file() and preset.train is not None and preset.tested_on is None
-    return replace(changed, source=local, held_out=None if one_file else "test")
+    if held_out != preset.train:
+        remedy = "Write train to hold out an eighth of the training problems."
+        remedy = remedy if preset.train else "Leave it out: the set has no training problems."
+        raise ConfigError(Problem(f"{name}: held_out={held_out!r}.", remedy=remedy))
+    return replace(changed, held_out=held_out, tested_on=None)
 
 
 def custom(

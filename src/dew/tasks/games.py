@@ -2,6 +2,7 @@
 
 countdown   reach a target from a few numbers with + - *     `2,3,5>16:`       `3+5=8;8*2=16`
 chain       apply a list of operations to one value          `17;+38;-9;*2:`   `17+38=55;55-9=46;46*2=92`
+sums        add two numbers, asked in a chat                 `What is 47 + 85?`
 """
 
 from collections.abc import Hashable
@@ -130,3 +131,24 @@ class Chain(_Game):
             return "*", factor, value * factor
         result = rng.choice([v for v in range(self.ceiling + 1) if v != value])
         return ("+" if result > value else "-"), abs(result - value), result
+
+
+@dataclass(frozen=True)
+class Sums:
+    """For small chat models: the last number of an answer counts. Held out by the two numbers in any order."""
+
+    largest: int = 99
+
+    name = "sums"
+
+    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
+        """n distinct problems, or all if there are fewer, in an order that depends only on the seed."""
+        check_split(split)
+        pairs = [(a, b) for a in range(1, self.largest + 1) for b in range(1, self.largest + 1)]
+        pairs = [pair for pair in pairs if split_of(tuple(sorted(pair))) == split]
+        Random(f"{self}-{seed}").shuffle(pairs)
+        return [self._row(*pair) for pair in pairs[: max(0, n)]]
+
+    def _row(self, a: int, b: int) -> Row:
+        prompt = [{"role": "user", "content": f"What is {a} + {b}?"}]
+        return {"prompt": prompt, "answer": str(a + b), "solution": f"{a} + {b} = {a + b}"}

@@ -359,6 +359,7 @@ class LoraPolicies:
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
         self.layers = _stack_adapters(base, self.rows, seeds, settings)
+        self.joined = list({id(x.joined): x.joined for x in self.layers.values()}.values())
         named = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in ("a", "b")}
         self.parameters: dict[str, Tensor] = named
         self.adam = Adam(named, rates, BETAS)
@@ -434,6 +435,12 @@ class LoraPolicies:
         logp, entropy = (x.new_zeros(R * b * T).index_copy(0, where, x).view(R, b, T) for x in found)
         return logp, entropy
 
+    @torch.no_grad()
+    def score_start(self, problems: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+        """(R, b, T) log π₀ of the tokens: those of the model without adapters, which all runs start from."""
+        with replaced([(some, "scale", 0.0) for some in self.joined]):
+            return self.score(problems, tokens, mask)[0]
+
     def backward(self, loss: Tensor) -> None:
         with deterministic():
             loss.backward()
@@ -447,8 +454,8 @@ class LoraPolicies:
     @torch.no_grad()
     def refresh(self) -> None:
         """Copy the adapters to what kernels read."""
-        joined = {id(x.joined): x.joined for x in self.layers.values()}.values()
-        torch._foreach_copy_([x for some in joined for x in some.parts], [x for s in joined for x in (*s.a, *s.b)])
+        own = [x for some in self.joined for x in (*some.a, *some.b)]
+        torch._foreach_copy_([x for some in self.joined for x in some.parts], own)
 
     def state(self) -> dict[str, Any]:
         return {"parameters": self.parameters, "adam": self.adam.state()}

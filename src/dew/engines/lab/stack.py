@@ -283,6 +283,8 @@ class Stack:
             "sampling/logp_difference": drift,
             "grad_norm": norm,
         }
+        if s.evaluated(number + 1) and hasattr(self.policies, "score_start"):
+            metrics["kl"] = self._kl(problems, answers)
         self.history.append(metrics)
         if record:
             self._record(number + 1, problems, grouped, credits)
@@ -323,6 +325,16 @@ class Stack:
             norms.append(self.policies.step())
         norm = torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
         return norm, drift / compared.clamp_min(1)
+
+    def _kl(self, problems: Problems, answers: Answers) -> Tensor:
+        """(R,) KL divergence from the start per token, by the mean of log π − log π₀ of the sampled tokens."""
+        policies: Any = self.policies
+        prompts, mask = problems.prompt.repeat_interleave(self.settings.group_size, 1), answers.mask
+        total = torch.zeros(len(self.replicas), device=mask.device)
+        for part in policies.passes(prompts, mask.sum(-1)):
+            start = policies.score_start(prompts[:, part], answers.tokens[:, part], mask[:, part])
+            total += ((answers.logp[:, part] - start) * mask[:, part]).sum((1, 2))
+        return total / mask.sum((1, 2))
 
     def _divisors(self, tokens: Tensor) -> Tensor:
         """(R,) what the loss of a generation is divided by, from its (R, B) live tokens."""

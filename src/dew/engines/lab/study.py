@@ -80,7 +80,9 @@ def study(
     reward: str | None = None,
     task_settings: Mapping[str, Any] | None = None,
     controls: bool = False,
+    limit_seconds: float = math.inf,
     device: str = "auto",
+    runs_at_once: int | None = None,
     warm_starts: Path | str | None = None,
     say: Say = print,
     progress: Progress = lambda share, line: None,
@@ -90,11 +92,13 @@ def study(
     An arm is written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
     are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
     that weights tokens the same rule without the weights, and with the weights of each answer permuted.
-    `differences` compares the arms of the result.
+    `differences` compares the arms of the result. After about `limit_seconds` training stops; what is not finished by
+    then is left to the next call. `runs_at_once`: the most runs in a stack, else as many as fit into memory.
 
     With a `model`, a folder or a name on the hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
     `tasks`, `task_settings` and `reward` are those of `dew train`. Without, they train small policies.
     """
+    until = time.perf_counter() + limit_seconds
     chosen = parse_arms(arms, learning_rates, controls=controls)
     if seeds < 1:
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
@@ -122,7 +126,7 @@ def study(
             _check_start(folder / name, start.facts["digest"])
             build = partial(_stack, start, settings, device, {first_seed})
             for stack, seconds in _train(
-                build, folder, name, [cells[x] for x in of_task], start, device, say, progress
+                build, folder, name, [cells[x] for x in of_task], start, device, say, progress, until, runs_at_once
             ):
                 ended = datetime.now(UTC)
                 times = [x.isoformat(timespec="seconds") for x in (ended - timedelta(seconds=seconds), ended)]
@@ -131,6 +135,8 @@ def study(
                     list(pool.map(partial(_write, folder, name, shared, stack), range(len(stack.replicas))))
                 (folder / CHECKPOINT).unlink(missing_ok=True)
                 _report_skipped_updates(stack, say)
+            if time.perf_counter() > until:
+                break
         return load_study(folder)
 
 
@@ -262,7 +268,8 @@ def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, floa
     scores = {"area": mean(metrics, "accuracy"), "final": mean(last, "accuracy")}
     passes = [name for name in metrics[-1] if name.startswith("eval/")]
     scores |= {name.removeprefix("eval/"): mean(metrics if averaged else metrics[-1:], name) for name in passes}
-    scores |= {"entropy": mean(last, "entropy"), "length": mean(last, "length/mean")}
+    others = {"entropy": "entropy", "length": "length/mean", "truncated": "length/truncated_share", "kl": "kl"}
+    scores |= {score: mean(last, name) for score, name in others.items() if name in metrics[-1]}
     return scores | {"flipped": mean(metrics, "credit/flipped_share")}
 
 
@@ -276,25 +283,29 @@ def _report_skipped_updates(stack: Stack, say: Say) -> None:
 
 def _train(
     build: Callable[[Sequence[Replica]], Stack], folder: Path, task: str, todo: list[Replica], start: Start,
-    device: str, say: Say, progress: Progress,
+    device: str, say: Say, progress: Progress, until: float, most: int | None,
 ) -> Iterator[tuple[Stack, float]]:  # fmt: skip
     """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split.
 
-    With each finished stack come the seconds it took.
+    With each finished stack come the seconds it took. At the time `until`, training stops.
     """
-    room = max(1, int((MEMORY_SHARE * _free(device) - start.shared) / start.each))
+    room = min(max(1, int((MEMORY_SHARE * _free(device) - start.shared) / start.each)), most or len(todo))
     size = math.ceil(len(todo) / math.ceil(len(todo) / room))
     memory = (start.shared + size * start.each) / 1e9
     say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
-    while todo:
+    seconds = 0.0  # of a run; not known yet
+    while todo and time.perf_counter() + seconds * min(size, len(todo)) < until:
         before = _checkpoint(folder, task, todo)
         stack = before["replicas"] if before else todo[:size]
         stack = sorted(stack, key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
         began = time.perf_counter()
         try:
             built = build(stack)
-            _train_stack(built, folder, task, len(todo) - len(stack), say, progress, before)
-            yield built, time.perf_counter() - began
+            if not _train_stack(built, folder, task, len(todo) - len(stack), say, progress, before, until):
+                return
+            took = time.perf_counter() - began
+            seconds = seconds if before else took / len(stack)
+            yield built, took
             del built
             todo = [x for x in todo if x not in stack]
         except torch.OutOfMemoryError:
@@ -308,9 +319,13 @@ def _train(
 
 
 def _train_stack(
-    stack: Stack, folder: Path, task: str, waiting: int, say: Say, progress: Progress, before: Json | None
-) -> None:
-    """Train a stack to its end; `waiting` runs are trained after it. `before`: where an interrupted one stopped."""
+    stack: Stack, folder: Path, task: str, waiting: int, say: Say, progress: Progress, before: Json | None,
+    until: float,
+) -> bool:  # fmt: skip
+    """Train a stack; `waiting` runs are trained after it. `before`: where an interrupted one stopped.
+
+    False if its end was not reached by the time `until`: a checkpoint is kept.
+    """
     began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
     if before:
         stack.load(before["state"])
@@ -333,9 +348,13 @@ def _train_stack(
             each = (time.perf_counter() - began) / (number - first + 1)
             left = each * ((1 + waiting / runs) * generations - number)
             progress(part / PARTS, f"{line}{left / 60:.1f} min left")
-        if time.perf_counter() - saved > CHECKPOINT_SECONDS and number < generations:
+        now = time.perf_counter()
+        if number < generations and (now > until or now - saved > CHECKPOINT_SECONDS):
             _save(folder, task, stack)
             saved = time.perf_counter()
+            if now > until:
+                return False
+    return True
 
 
 def _save(folder: Path, task: str, stack: Stack) -> None:

@@ -121,13 +121,15 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
         found = [d for score in scores for d in differences(results, task, score, compare)]
         if found and (several_rates or compare != "best"):
             yield heading + difference_table(found)
-    yield from [table_note(judged), *_noise(results, task)] if judged else []
+    if judged:
+        found = differences(results, task, "pass@1") if "pass@1" in scores else []
+        yield from [table_note(judged), *noise(found, [r for r in results if r.task == task])]
 
 
-def _noise(results: Sequence[Result], task: str) -> Iterator[str]:
-    """Where the noise of pass@1 comes from, and how many seeds it takes to see 0.01."""
-    found = [d for d in differences(results, task, "pass@1") if d.pairs > 1] if "pass@1" in results[0].scores else []
-    sampled = [x for r in results if r.task == task and (x := _sampling_variance(r)) is not None]
+def noise(found: Sequence[Difference], results: Sequence[Result]) -> Iterator[str]:
+    """Where the noise of differences in pass@1 comes from, and how many seeds it takes to see 0.01."""
+    found = [d for d in found if d.pairs > 1]
+    sampled = [x for r in results if (x := _sampling_variance(r)) is not None]
     if not found or not sampled:
         return
     total = fmean(variance(d.by_pair) for d in found) ** 0.5

@@ -1,0 +1,113 @@
+"""Run the benchmark of docs/benchmark.md in pieces, and write its page.
+
+    python scripts/benchmark.py status                        what is finished and what is missing
+    python scripts/benchmark.py run STAGE [TASK ...] --model FOLDER --limit-seconds 500
+    python scripts/benchmark.py page                          docs/benchmark-results.md and its images
+
+`run` trains the next runs of a stage for about that long, and adds them to --data as an archive. Re-run the same
+command until nothing is missing. A stack that was interrupted continues if --work is still there. Once you have seen
+how many runs fit into the time, --runs-at-once saves measuring larger stacks.
+Stages: start, replication, stage1, stage2, stage3; the later ones follow from the earlier ones' results. Data sets are
+those of `dew train` (DEW_DATA). --model is for tasks with the same model; its folder should have the model's name.
+"""
+
+import argparse
+import os
+from contextlib import chdir
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import perf_counter
+
+from dew.errors import ConfigError, DewError, Problem
+from dew.report import benchmark as b
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+say = partial(print, flush=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    began, data, work = perf_counter(), options.data.resolve(), options.work.resolve()
+    tasks = options.tasks or list(b.STAGES[options.stage].seeds)
+    models = {b.TASKS[task].model for task in tasks}
+    if options.model and len(models) > 1:
+        what = f"--model {options.model} for tasks with different models: {', '.join(sorted(models))}."
+        raise ConfigError(Problem(what, remedy="Name the tasks of one model, e.g. run stage2 A B --model FOLDER"))
+    if "DEW_DATA" in os.environ:
+        os.environ["DEW_DATA"] = str(Path(os.environ["DEW_DATA"]).resolve())
+
+    def pack() -> None:
+        for path in b.pack(work, data):
+            say(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
+
+    for task in tasks:
+        runs = b.read(data, work)
+        pack()  # what a call finished that was killed
+        left, todo = options.limit_seconds + began - perf_counter(), b.missing(options.stage, task, runs)
+        say(f"{options.stage}-{task}: {len(todo)} runs are missing.")
+        if not todo or left <= 0:
+            continue
+        arms = b.texts(b.points(options.stage, task, runs))
+        model = Path(options.model or "").resolve()
+        local = options.model is not None and model.is_dir()
+        with chdir(model.parent if local else "."):  # run.json has the model's name, not this machine's path
+            b.train(
+                options.stage,
+                task,
+                arms,
+                work / f"{options.stage}-{task}",
+                model=model.name if local else options.model or b.TASKS[task].model,
+                limit_seconds=left,
+                runs_at_once=options.runs_at_once,
+                say=say,
+                progress=lambda share, line: (pack(), say(line)) if (4 * share).is_integer() else None,
+            )
+        pack()
+
+
+def status(data: Path) -> None:
+    with TemporaryDirectory() as folder:
+        runs = b.read(data, Path(folder))
+        for stage, task in ((stage, task) for stage, of in b.STAGES.items() for task in of.seeds):
+            try:
+                todo = b.missing(stage, task, runs)
+                arms = ", ".join(dict.fromkeys(f"{arm}@{rate:g}" for arm, rate, _ in todo))
+                text = f"{len(todo)} missing{': ' if arms else ''}{arms}"
+            except ConfigError as error:
+                text = error.problems[0].what
+            print(f"{stage}-{task}: {len(runs.get(f'{stage}-{task}', ()))} runs, {text}")
+
+
+def write_page(data: Path, docs: Path = DOCS) -> None:
+    with TemporaryDirectory() as folder:
+        text, images = b.page(b.read(data, Path(folder)))
+    (docs / "benchmark-results.md").write_text(text)
+    for name, image in images.items():
+        (docs / "images" / name).write_text(image)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["run", "status", "page"])
+    parser.add_argument("stage", nargs="?", choices=list(b.STAGES), default="start")
+    parser.add_argument("tasks", nargs="*", metavar="TASK", help="default: all of the stage")
+    parser.add_argument("--data", type=Path, default=b.COMMITTED, help="folder of archives (docs/results/benchmark)")
+    parser.add_argument("--work", type=Path, default=Path("runs/benchmark"), help="folder of the studies")
+    parser.add_argument("--model", help="folder of the tasks' model (default: its name on the hub)")
+    parser.add_argument("--limit-seconds", type=float, default=float("inf"))
+    parser.add_argument("--runs-at-once", type=int, help="of a stack (default: as many as fit into memory and time)")
+    options = parser.parse_args()
+    known = b.STAGES[options.stage].seeds
+    if not set(options.tasks) <= known.keys():
+        parser.error(f"{options.stage} has the tasks {', '.join(known)}")
+    commands = {"run": lambda: run(options), "status": lambda: status(options.data)}
+    try:
+        commands.get(options.command, lambda: write_page(options.data))()
+    except DewError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    main()

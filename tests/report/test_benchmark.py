@@ -1,0 +1,211 @@
+"""The benchmark of credit rules: which runs follow from which, verdicts on planted differences, archives, the page."""
+
+import argparse
+import importlib.util
+import re
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from dew.algorithms import DAPO, get_algorithm
+from dew.compare.grid import Cell, open_grid
+from dew.engines.lab.arms import parse_arms
+from dew.engines.lab.study import write_run
+from dew.errors import ConfigError
+from dew.report import benchmark as b
+from dew.rollouts import Rollouts
+
+ROOT = Path(__file__).parents[2]
+spec = importlib.util.spec_from_file_location("benchmark", ROOT / "scripts" / "benchmark.py")
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+ARMS = ("dapo", "grpo", "gtpo", "grpo_s", "dew", "kl_cov", "sapo", "maxrl", "qae", "gspo")
+GAINS = {
+    # stage 3: dew beats DAPO and its placebo, gtpo DAPO alone; grpo is level, grpo_s worse
+    "dew": 0.05, "dew(placebo=True)": 0.01, "gtpo": 0.05, "gtpo(placebo=True)": 0.05, "grpo": 0.001, "grpo_s": -0.05,
+    "kl_cov": 0.02, "sapo": 0.004, "maxrl": 0.03, "qae": -0.02,
+}  # fmt: skip
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Fewer rules and seeds."""
+    monkeypatch.setattr(b, "ARMS", ARMS)
+    seeds = {"start": {"A-train": 1}, "replication": {"A": 5}, "stage1": {"A-train": 2}, "stage2": {"A": 5}}
+    seeds["stage3"] = {"A": 14}
+    monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
+
+
+def plant(work, stage, task, score, only=()):
+    """Runs of all that is missing, with `score(arm, rate)` and noise as pass@1."""
+    runs = b.read(work / "no data", work)
+    todo = [x for x in b.missing(stage, task, runs) if x[0] in only or not only]
+    cells = [Cell(arm, seed, "gsm8k", rate) for arm, rate, seed in todo]
+    settings = {"eval_problems": 3, "eval_k": 4, "model": "m"}
+    open_grid(work / f"{stage}-{task}", cells, settings, say=lambda _: None)
+    times = {"started": "2026-11-17T10:00:00+00:00", "finished": "2026-11-17T10:03:00+00:00"}
+    facts = {"settings": settings, "warm_start": {"digest": "d", "model": "m"}, "machine": {"gpu": "H200"}, **times}
+    for cell in cells:
+        noise = Random(f"{cell.seed}").gauss(0, 0.02) + Random(f"{cell.arm}{cell.seed}").gauss(0, 0.004)
+        value = score(cell.arm, cell.learning_rate) + noise
+        scores = {"area": value, "pass@1": value, "pass@4": 2 * value, "entropy": 0.3, "length": 250.0}
+        write_run(
+            work / f"{stage}-{task}", cell, facts, [{"step": 1, "accuracy": value}], scores=scores, solved=[[1, 2, 0]]
+        )
+    return b.read(work / "no data", work)
+
+
+def by_rate(arm, rate):
+    """The best rate is 4e-5, of dew the highest and beyond; gspo is below the start, which is 0.2, everywhere."""
+    best = {"dew": 1.6e-4, "gspo": None}.get(arm, 4e-5)
+    return 0.1 if best is None else 0.5 - 1000 * abs(rate - best)
+
+
+def gain(arm, rate):
+    return 0.3 + GAINS.get(arm, 0)
+
+
+def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small, tmp_path):
+    with pytest.raises(ConfigError, match="start on A-train lacks 1 runs"):
+        b.points("stage2", "A", {})
+    plant(tmp_path, "start", "A-train", lambda *_: 0.2)
+    runs = plant(tmp_path, "stage1", "A-train", by_rate)
+    assert b.missing("stage1", "A-train", runs) == [("dew", 1.6e-4, 0), ("dew", 1.6e-4, 1)]  # the next rate, once
+    runs = plant(tmp_path, "stage1", "A-train", by_rate)
+    rates = {arm: 4e-5 for arm in ARMS if arm != "gspo"} | {"dew": 1.6e-4}
+    assert b.chosen_rates(runs) == rates
+    points = dict(b.points("stage2", "A", runs))
+    assert points.keys() - rates.keys() == {*b.companions("dew"), *b.companions("gtpo"), b.RANDOM}
+    assert points["dew(placebo=True)"] == 1.6e-4 and points[b.RANDOM] == 4e-5
+    parsed = parse_arms(b.texts(points.items()), [], controls=False)
+    assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
+    runs = plant(tmp_path, "stage2", "A", gain)
+    assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
+    assert b.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "kl_cov", "sapo"]
+    runs = plant(tmp_path, "stage3", "A", gain)
+    rows = {row.arm: row for row in b.stage_rows("stage3", "A", runs)}
+    words = {arm: row.verdict for arm, row in rows.items() if row.verdict}
+    assert words == {
+        "dew": "win", "gtpo": "open", "grpo": "level", "grpo_s": "loss", "maxrl": "win",
+        "kl_cov": "open",  # it weights tokens in its loss and has no placebo
+        "sapo": "win",  # its interval is within ±0.01 too, but a win comes first
+    }  # fmt: skip
+    assert rows["dew"].than_baseline["pass@1"].value == pytest.approx(0.05, abs=0.005)
+    assert rows["dew"].than_placebo.value == pytest.approx(0.04, abs=0.005)
+    # the page has all of it
+    runs = plant(tmp_path, "replication", "A", lambda *_: 0.3)
+    text, images = b.page(runs)
+    assert re.search(r"\| dew \| 0\.00016 \| 14 \| 0\.3\d\d \| \+0\.0.* \| win \|", text)
+    assert "| stage3 | A: GSM8K | m |" in text and "| 3 | H200 |" in text and "seeds for a power of 80%" in text
+    assert "prototype's, -0.001 [-0.010, +0.008], agrees" in text
+    assert re.search(r"\n\| dew (\| 0\.\d{3} ){3}\| \*\*0\.\d{3}\*\* \|\n", text)  # the best of four rates
+    assert set(images) == {"benchmark-stage2.svg", "benchmark-stage3.svg"}
+    assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}circle")) == len(rows) - 1
+
+
+def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
+    weighting = {arm for arm in b.ARMS if b.companions(arm)[1]} | b.IN_THE_LOSS.keys()
+    rules = {arm: get_algorithm(arm) for arm in b.ARMS}
+    assert {arm for arm, x in rules.items() if x.penalises or x.needs_entropy == "current"} == b.IN_THE_LOSS.keys()
+    assert weighting == {"gtpo", "dew", "forking_tokens", "clip_cov", "steer", "otb", *b.IN_THE_LOSS}
+
+
+def test_a_look_before_the_end_spends_its_own_alpha(small):
+    assert [b.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
+    assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
+
+
+def test_runs_are_archived_once_and_read_again(small, tmp_path):
+    work, data = tmp_path / "work", tmp_path / "data"
+    runs = plant(work, "replication", "A", gain, only=["dapo"])
+    big = work / "replication-A" / "gsm8k" / "dapo-lr4e-05-seed300" / "adapter"
+    big.mkdir()
+    (big / "adapter_model.safetensors").write_bytes(b"0" * 9999)
+    assert [path.name for path in b.pack(work, data)] == ["001.jsonl.gz"] and not b.pack(work, data)
+    runs = plant(work, "replication", "A", gain)
+    assert [path.name for path in b.pack(work, data)] == ["002.jsonl.gz"]
+    again = b.read(data, tmp_path / "other")
+    assert [(r.arm, r.seed, r.scores) for r in again["replication-A"]] == [
+        (r.arm, r.seed, r.scores) for r in runs["replication-A"]
+    ]
+    assert not b.missing("replication", "A", again) and not list((tmp_path / "other").rglob("adapter*"))
+
+
+def test_random_rewards_do_not_see_the_rewards():
+    random = torch.Generator().manual_seed(0)
+    mask, logp = torch.ones(400, 8, 5, dtype=torch.bool), -torch.rand(400, 8, 5, generator=random)
+    found = []
+    for reward in (torch.zeros(400, 8), torch.rand(400, 8, generator=random).round()):
+        rollouts = Rollouts(mask=mask, reward=reward, logp=logp)
+        rule = b.RandomRewards()
+        found.append((rule.advantages(rollouts), rule.signal(rollouts)))
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+    coins = rule._tossed(rollouts).reward
+    assert 0.47 < coins.mean() < 0.53 and torch.equal(found[0][0], DAPO().advantages(replace(rollouts, reward=coins)))
+
+
+def test_a_stage_runs_in_pieces_on_the_bundled_model(tmp_path, monkeypatch, capsys):
+    quick = {"group_size": 4, "prompts": 4, "generations": 2, "eval_problems": 4, "eval_k": 4, "max_new_tokens": 24}
+    monkeypatch.setattr(b, "SETTINGS", {**b.SETTINGS, **quick, "optimizer_steps": 1, "rank": 4})
+    monkeypatch.setitem(b.TASKS, "A", b.Task("countdown", "tiny", "countdown"))
+    monkeypatch.setitem(b.STAGES, "replication", b.Stage(300, {"A": 1}))
+    options = {"stage": "replication", "tasks": [], "data": tmp_path / "data", "work": tmp_path / "work", "model": None}
+    options["runs_at_once"] = 2
+    script.run(argparse.Namespace(**options, limit_seconds=0.0))
+    assert not options["data"].exists()
+    train, calls = b.train, []
+    monkeypatch.setattr(b, "train", lambda *args, **how: (calls.append(args[2]), train(*args, **how)))
+    for _ in range(2):
+        script.run(argparse.Namespace(**options, limit_seconds=600.0))
+    assert calls == [["dapo@4e-05", "dew@4e-05", "dew(placebo=True)@4e-05"]]  # the second call had nothing to do
+    script.status(options["data"])
+    assert "replication-A: 3 runs, 0 missing" in capsys.readouterr().out
+    (tmp_path / "images").mkdir()
+    script.write_page(options["data"], tmp_path)
+    assert "dew − dapo" in (tmp_path / "benchmark-results.md").read_text()
+
+
+def test_the_page_in_the_repository_is_that_of_the_committed_runs(tmp_path):
+    text, images = b.page(b.read(b.COMMITTED, tmp_path))
+    assert (ROOT / "docs" / "benchmark-results.md").read_text() == text, "run scripts/benchmark.py page"
+    for name, image in images.items():
+        assert (ROOT / "docs" / "images" / name).read_text() == image, "run scripts/benchmark.py page"
+
+
+def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
+    """The rate is chosen as in stage 1, runs are those of stage 2, and its row is added to the committed ones."""
+    for stage in ("start", "stage1", "stage1", "stage2"):
+        plant(
+            tmp_path / "planted", stage, "A-train" if stage != "stage2" else "A", by_rate if stage == "stage1" else gain
+        )
+    b.pack(tmp_path / "planted", tmp_path / "data")
+    monkeypatch.setattr(b, "COMMITTED", tmp_path / "data")
+    calls = []
+
+    def train(stage, task, arms, output, **how):
+        calls.append((stage, task, arms, how["learning_rates"], how.get("controls")))
+        points = [("dapo", 4e-5), ("mine", 8e-5), *[("mine", 2e-5)] * (stage == "stage1")]
+        seeds = [(arm, rate, seed) for arm, rate in points for seed in range(5)]
+        return [b.Result(x, seed, dict.fromkeys(b.SCORES, 5e3 * rate + seed), "gsm8k", rate) for x, rate, seed in seeds]
+
+    monkeypatch.setattr(b, "train", train)
+    (tmp_path / "rules.py").write_text("from dew.algorithms import DAPO\n\nclass Mine(DAPO):\n    name = 'mine'\n")
+    rule = f"{tmp_path / 'rules.py'}:Mine"
+    code, _, error = dew("lab", "--benchmark", rule, "--out", tmp_path / "out")
+    assert code == 0, error
+    assert calls == [
+        ("stage1", "A-train", ["dapo", rule], list(b.RATES), None),
+        ("stage2", "A", ["dapo@4e-05", f"{rule}@8e-05"], list(b.RATES), True),
+    ]
+    text = (tmp_path / "out" / "benchmark.md").read_text()
+    assert (
+        re.search(r"\| grpo_s .*\n(.*\n)*\| mine \(yours\) \| 8e-05 \| 5 \|", text) and "mine is ahead of dapo" in text
+    )
+    assert "mine (yours)" in (tmp_path / "out" / "benchmark.svg").read_text()
+    code, _, error = dew("lab", "--benchmark", rule, "--seeds", "3")
+    assert code != 0 and "its own task" in error
