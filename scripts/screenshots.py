@@ -2,16 +2,16 @@
 
     PYTHONPATH=src:tests/support python scripts/screenshots.py [FOLDER]        # default: docs/images
 
-Needs Playwright and Chromium, as the browser tests do. Nothing in the pictures was measured.
+Needs Playwright and Chromium, as the browser tests do. Nothing in the pictures was measured. FOLDER/screenshots.sha256 has the
+digest of the sources that they show; a test compares it.
 """
 
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-
-from playwright.sync_api import sync_playwright
 
 from dew.report import build
 from make_run import make_run, make_study
@@ -29,7 +29,17 @@ SHOTS = {  # name: page, address, size, theme
 }
 
 
+def digest() -> str:
+    """Of the report's sources and of the runs that are shown."""
+    root = Path(__file__).parents[1]
+    files = sorted(path for path in (root / "src" / "dew" / "report").rglob("*.*") if path.is_file() and path.suffix != ".pyc")
+    files += [root / "tests" / "support" / "make_run.py", root / "scripts" / "screenshots.py"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 def main(out: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         runs = Path(folder) / "runs"
@@ -49,6 +59,7 @@ def main(out: Path) -> None:
             tab.screenshot(path=out / f"{name}.png")
             tab.close()
         browser.close()
+    (out / "screenshots.sha256").write_text(f"{digest()}\n")
 
 
 if __name__ == "__main__":
