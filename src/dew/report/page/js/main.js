@@ -30,6 +30,7 @@ function follow() {
   const isFilter = !place && name === 'groups' && location.hash.includes('&');
   if (isFilter) view.group = null; // its first group is opened
   openView(place ? 'groups' : name || 'overview', place);
+  if (state.find && !byId('tokens').open) openTokens(state.find);
 }
 
 const isDark = () =>
@@ -65,6 +66,7 @@ function groupKey(event) {
     k: () => turnGroup(-1),
     Escape: () => pin(null),
     p: () => pin({ i: orderOf(view.group)[0] ?? 0, t: 0 }),
+    f: nextFlip,
     v: change('mode', names[(names.indexOf(state.mode) + 1) % names.length]),
     ArrowLeft: () => movePin(-1, 0),
     ArrowRight: () => movePin(1, 0),
@@ -79,7 +81,7 @@ function pressed(event) {
     if (event.key === 'Escape') event.target.blur();
     return;
   }
-  const anywhere = { '?': () => byId('help').showModal(), t: turnTheme }[event.key];
+  const anywhere = { '?': () => byId('help').showModal(), t: turnTheme, q: () => openTokens('') }[event.key];
   const act = anywhere || (viewName === 'groups' && view.group && groupKey(event));
   if (!act) return;
   event.preventDefault();
@@ -166,6 +168,7 @@ async function start() {
   byId('tokens').onclose = ({ target }) => {
     if (!target.open) target.replaceChildren();
     if (history.state?.dialog) history.back();
+    else if (state.find) set({ find: '' });
   };
   window.addEventListener('popstate', () => byId('tokens').close());
   byId('tabs').onkeydown = turnTab;
@@ -178,10 +181,7 @@ async function start() {
 }
 
 start().catch((error) => {
-  const old = typeof DecompressionStream === 'undefined';
-  const message = old
-    ? 'This browser is too old for the page: it needs DecompressionStream, available in every browser since 2023.'
-    : `The page is damaged: ${error.message}`;
+  const message = `The page is damaged, or this browser is older than 2023: ${error.message}`;
   byId('content').replaceChildren(h('p.loading', message));
   throw error;
 });

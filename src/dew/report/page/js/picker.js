@@ -46,9 +46,7 @@ function groupRow(g) {
   const { head } = g;
   const place = { href: addressOf(g), tabindex: -1 };
   const bar = h('span.share', { 'aria-hidden': 'true' });
-  return h(
-    'tr',
-    { 'data-n': g.n },
+  return h('tr', { 'data-n': g.n },
     manyRuns() && h('td', runMark(g.r)),
     h('td', h('a.group-link', place, `${whole(head.step)} · ${head.group}`)),
     h('td', { '--right': `${100 * share(g)}%` }, `${head.correct}/${head.answers}`, bar),
@@ -141,24 +139,17 @@ function turnGroup(by) {
 function picker({ runs }) {
   const { parts } = view;
   let waiting = 0;
-  const box = h('input', {
-    type: 'search',
-    id: 'search',
-    placeholder: 'Search ( / )',
-    'aria-label': 'Search prompts and answers',
-    onfocus: () => unpackAll(),
-    oninput: (event) => {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => search(event.target.value), 200);
-    },
-  });
+  const look = { type: 'search', id: 'search', placeholder: 'Search ( / )', 'aria-label': 'Search prompts, answers' };
+  const oninput = ({ target }) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => search(target.value), 200);
+  };
+  const box = h('input', { ...look, onfocus: () => unpackAll(), oninput });
   const outcomes = Object.entries(GROUPS_WITH).map(([name, [label]]) => [name, label]);
   const filters = h('div.controls');
   parts.fillFilters = () => {
     box.value = state.q;
-    refill(
-      filters,
-      box,
+    refill(filters, box,
       choice('With', outcomes, state.with, setting('with', groupList)),
       manyRuns() && chooseRun('in', state.in, [...runs.keys()], groupList, [['', 'all runs']]),
       h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
