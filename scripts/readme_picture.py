@@ -1,10 +1,10 @@
 """Draw docs/images/credit.svg, the picture of README.md: one answer to a problem of GSM8K under GRPO and under GTPO.
 
     PYTHONPATH=src python scripts/readme_picture.py                  # draw
-    PYTHONPATH=src python scripts/readme_picture.py --sample MODEL   # sample the group again, with any transformers model
+    PYTHONPATH=src python scripts/readme_picture.py --sample MODEL   # sample again, with any transformers model
 
-The group is a real one: 8 answers of Qwen2.5-Coder-0.5B-Instruct to the first training problem of GSM8K (weights of a 4-bit
-file, temperature 1, seed 0), with the policy's entropy at each token. dew.credit computes both advantages.
+The group is a real one: 8 answers of Qwen2.5-Coder-0.5B-Instruct to the first training problem of GSM8K (weights of a
+4-bit file, temperature 1, seed 0), with the policy's entropy at each token. dew.credit computes both advantages.
 """
 
 import sys
@@ -116,7 +116,8 @@ def picture() -> str:
     )
     look = f'xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDE} {y - 20}" role="img"'
     ground = f'<rect width="{WIDE}" height="{y - 20}" fill="#ffffff"/>'
-    return "\n".join([f'<svg {look} aria-label="One answer under GRPO and GTPO">', f"<style>{style}</style>", ground, *parts, "</svg>\n"])
+    start = [f'<svg {look} aria-label="One answer under GRPO and GTPO">', f"<style>{style}</style>", ground]
+    return "\n".join([*start, *parts, "</svg>\n"])
 
 
 if __name__ == "__main__":

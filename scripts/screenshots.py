@@ -2,8 +2,8 @@
 
     PYTHONPATH=src:tests/support python scripts/screenshots.py [FOLDER]        # default: docs/images
 
-Needs Playwright and Chromium, as the browser tests do. Nothing in the pictures was measured. FOLDER/screenshots.sha256 has the
-digest of the sources that they show; a test compares it.
+Needs Playwright and Chromium, as the browser tests do. Nothing in the pictures was measured. FOLDER/screenshots.sha256
+has the digest of the sources that they show; a test compares it.
 """
 
 import hashlib
@@ -23,7 +23,8 @@ SHOTS = {  # name: page, address, size, theme
     "report-curves": ("study", "#curves", DESKTOP, "light"),
     "report-groups": ("runs", "#groups&token=1.5", DESKTOP, "light"),
     "report-columns-dark": ("runs", "#groups&mode=columns", DESKTOP, "dark"),
-    "report-methods": ("runs", "#groups&mode=methods", DESKTOP, "light"),
+    "report-compare": ("runs", "#groups&mode=methods&rule=dew&than=run&token=2.20", DESKTOP, "light"),
+    "report-tokens": ("runs", "#credit&find=H%3C0.01 %26 wrong %26 |A|>1 %26 step>100", DESKTOP, "light"),
     "report-credit-dark": ("runs", "#credit", DESKTOP, "dark"),
     "report-phone": ("runs", "#groups", PHONE, "light"),
 }
@@ -32,7 +33,8 @@ SHOTS = {  # name: page, address, size, theme
 def digest() -> str:
     """Of the report's sources and of the runs that are shown."""
     root = Path(__file__).parents[1]
-    files = sorted(path for path in (root / "src" / "dew" / "report").rglob("*.*") if path.is_file() and path.suffix != ".pyc")
+    files = sorted((root / "src" / "dew" / "report").rglob("*.*"))
+    files = [path for path in files if path.is_file() and path.suffix != ".pyc"]
     files += [root / "tests" / "support" / "make_run.py", root / "scripts" / "screenshots.py"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

@@ -1,5 +1,5 @@
-"""Adds to the docs site the pages that docs/ links to outside of itself, points the links at them, and ranks guides first
-in its search."""
+"""Adds to the docs site the pages that docs/ links to outside of itself, points the links at them, and ranks guides
+first in its search."""
 
 import re
 from pathlib import Path

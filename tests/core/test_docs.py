@@ -174,7 +174,8 @@ def test_the_search_answers_newcomers_questions_first(site):
             page.locator("input[name=query]").press_sequentially(question)
             first = page.locator(".md-search-result__item").first
             playwright.expect(first.locator(f'a[href*="{answer.partition("#")[0]}"]').first).to_be_attached()
-            links = [re.sub(r"\?[^#]*", "", x) for x in first.locator("a").evaluate_all("(es) => es.map((e) => e.href)")]
+            found = first.locator("a").evaluate_all("(links) => links.map((a) => a.href)")
+            links = [re.sub(r"\?[^#]*", "", link) for link in found]
             assert any(link.endswith(f"/{answer}") for link in links[:2]), f"{question}: {links[:2]}"
 
 

@@ -112,23 +112,11 @@ function folded(group) {
 const answerCards = (group, scale) =>
   folded(group).map((places) => answerCard(group, places, longestOf(group), scale));
 
-/** The correct answer with the longest start in common with answer i: [where they first differ, its place]. */
-function nearestCorrect({ answers }, i) {
-  const { tokens } = answers[i];
-  const common = (other) => {
-    const t = tokens.findIndex((token, k) => token !== other[k]);
-    return t < 0 ? tokens.length : t;
-  };
-  const found = [...answers.keys()].filter((j) => answers[j].correct).map((j) => [common(answers[j].tokens), j]);
-  return found.sort((a, b) => b[0] - a[0])[0];
-}
-
 /** Where a wrong answer leaves its nearest correct one, how the blame lies around that, and both from there on. */
 function divergence(group, i, scale) {
   const answer = group.answers[i];
-  const nearest = !answer.correct && answer.advantage && !onlyText() && nearestCorrect(group, i);
-  if (!nearest) return null;
-  const [at, j] = nearest;
+  if (!answer.nearest || !answer.advantage || onlyText()) return null;
+  const [at, j] = answer.nearest;
   const size = answer.advantage.map((v, t) => (answer.live[t] ? Math.abs(v) : 0));
   const part = (from, to) => percent(sum(size.slice(from, to)) / (sum(size) || 1));
   const blame = `${part(0, at)} of the blame before, ${part(at, at + 1)} at it, ${part(at + 1)} after`;

@@ -15,8 +15,7 @@ function rulesOf(group) {
 }
 
 /** A rule's own settings; of the run's rule, those of the run. */
-const ruleSettings = (group, rule) =>
-  methodOf(group) === rule ? settingsOf(group) : { ...PAPER, ...RULES[rule][1] };
+const ruleSettings = (group, rule) => (methodOf(group) === rule ? settingsOf(group) : { ...PAPER, ...RULES[rule][1] });
 
 const creditOf = (group, rule, settings) =>
   rule === 'run'

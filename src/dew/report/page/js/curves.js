@@ -90,9 +90,8 @@ function curveControls(runs, bar) {
 /** Metrics without those that repeat an earlier one in every run, as the only part of a reward does. */
 function distinct(runs, names) {
   const equal = (a, b) => a === b || (a && b && a.length === b.length && a.every((v, i) => v === b[i]));
-  return names.filter(
-    (name, k) => !names.slice(0, k).some((other) => runs.every((run) => equal(run.metrics[name], run.metrics[other]))),
-  );
+  const repeats = (name) => (other) => runs.every((run) => equal(run.metrics[name], run.metrics[other]));
+  return names.filter((name, k) => !names.slice(0, k).some(repeats(name)));
 }
 
 function curves({ runs }) {

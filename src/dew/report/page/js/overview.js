@@ -23,15 +23,15 @@ function shortName({ label }) {
 }
 const armChip = (arm) => h('span.arm', { title: visible(arm.label) }, dot(arm.runs[0]), shortName(arm));
 
-const SIGNS = { verdict: '●', bad: '▲', amber: '▲', good: '✓', note: '●' };
-const KINDS = {
-  verdict: 'Comparison', bad: 'Problems', amber: 'Properties of the rule', good: 'Improved', note: 'Notes',
+const KINDS = { // sign and heading
+  verdict: ['●', 'Comparison'], bad: ['▲', 'Problems'], amber: ['▲', 'Properties of the rule'], good: ['✓', 'Improved'],
+  note: ['●', 'Notes'],
 };
 
 function finding({ kind, text, remedy, link }) {
   const show = link && h('a', { href: link, 'aria-label': `Show: ${visible(text)}` }, 'show');
   return h(`li.finding.${kind}`,
-    h('span.finding-sign', { 'aria-hidden': 'true' }, SIGNS[kind]),
+    h('span.finding-sign', { 'aria-hidden': 'true' }, KINDS[kind][0]),
     h('div', h('p', visible(text), ' ', show), remedy && h('p.remedy.quiet', h('b', 'Remedy: '), visible(remedy))),
   );
 }
@@ -42,7 +42,7 @@ function findings(report) {
     : 'No metrics and no tokens were recorded, so there is nothing to check.';
   const kinds = [...new Set(report.findings.map(({ kind }) => kind))];
   const list = (kind) =>
-    [h('h3', KINDS[kind]), h('ul.findings', report.findings.filter((f) => f.kind === kind).map(finding))];
+    [h('h3', KINDS[kind][1]), h('ul.findings', report.findings.filter((f) => f.kind === kind).map(finding))];
   return h('section', h('h2', 'Findings'), kinds.length ? kinds.map(list) : h('p.calm', nothing));
 }
 

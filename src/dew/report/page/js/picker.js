@@ -78,17 +78,14 @@ function groupList() {
   const grow = (to) => body.append(...found.slice(body.rows.length, to).map(groupRow));
   grow(found.findIndex(({ n }) => n === view.place?.n) + FIRST_ROWS);
   const heads = COLUMNS_OF_GROUPS.slice(manyRuns() ? 0 : 1).map(columnHead);
-  refill(
-    list,
+  refill(list,
     h('table.group-table', h('thead', h('tr', heads, h('th', { scope: 'col' }, 'prompt'))), body),
     !found.length && h('p.quiet', 'No matching groups.'),
   );
   list.onscroll = () =>
     list.scrollTop + 2 * list.clientHeight > list.scrollHeight && grow(body.rows.length + FIRST_ROWS);
-  count.textContent =
-    found.length === view.all.length
-      ? `All groups (${whole(found.length)})`
-      : `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
+  const some = `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
+  count.textContent = found.length === view.all.length ? `All groups (${whole(found.length)})` : some;
   markCurrent();
 }
 

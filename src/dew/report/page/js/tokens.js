@@ -27,8 +27,8 @@ const startsWord = (word) => ({ tokens }, t) => {
 /** What is unclear in a query, or two tests: of a group's place, and of token t of an answer in the group. */
 function tokenTests(query) {
   const [ofPlace, ofToken] = [[], []];
-  for (const part of query.match(/"(?:.+?)"(?=\s*(?:&|$))|[^&]+/g) || ['']) {
-    const text = part.trim();
+  const parts = query.match(/"(?:.+?)"(?=\s*(?:&|$))|[^&]+/g)?.map((part) => part.trim()).filter(Boolean) || [];
+  for (const text of parts.length ? parts : ['']) {
     const name = text.toLowerCase();
     const [, field, sign, digits] = name.match(/^\|?(\w+)\|?\s*([<>]=?|=)\s*([-−]?[\d.]+(?:e-?\d+)?)$/) || [];
     const values = [PLACES, FIELDS].find((fields) => Object.hasOwn(fields, field));
