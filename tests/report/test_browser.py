@@ -289,6 +289,8 @@ def test_two_rules_are_compared_on_one_group(page: Page, mixed: GroupRecord) -> 
     assert table["difference"] == pytest.approx(table["dew"] - table["GRPO, DAPO"], abs=2e-3)
     page.choose("minus", "run")
     assert "rule=dew" in page.tab.url and "than=run" in page.tab.url
+    page.choose("Credit with", "GTPO")  # the run's own rule, with its settings
+    assert max(map(abs, page.tab.evaluate("dew.view.group.answers[0].difference"))) < 2e-3
 
 
 def test_tokens_are_found_by_a_query(report: Path, groups: list[GroupRecord], opened: Any) -> None:

@@ -15,7 +15,10 @@ function rulesOf(group) {
 }
 
 /** A rule's own settings; of the run's rule, those of the run. */
-const ruleSettings = (group, rule) => (methodOf(group) === rule ? settingsOf(group) : { ...PAPER, ...RULES[rule][1] });
+function ruleSettings(group, rule) {
+  const own = methodOf(group) && group.algorithm === 'dew' ? 'dew' : methodOf(group);
+  return rule === own ? settingsOf(group) : { ...PAPER, ...RULES[rule][1] };
+}
 
 const creditOf = (group, rule, settings) =>
   rule === 'run'

@@ -121,10 +121,8 @@ function deciles(query, data) {
 
 function wordTable(query, side, title, words) {
   const top = Math.max(...words.map((w) => Math.abs(w.extra)), 1e-9);
-  const extra = (w) => {
-    const share = `${(100 * Math.abs(w.extra)) / top}%`;
-    return h('td.extra', { '--share': share }, signed(w.extra, (x) => percent(x, 1)));
-  };
+  const extra = (w) =>
+    h('td.extra', { '--share': `${(100 * Math.abs(w.extra)) / top}%` }, signed(w.extra, (x) => percent(x, 1)));
   const button = ({ word }) =>
     h('button.word', { onclick: opener(`"${word}"`, side, 'credited', query) }, h('code', brief(word)));
   const rows = words.map((w) => [button(w), whole(w.uses), extra(w)]);
