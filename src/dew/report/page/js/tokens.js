@@ -149,7 +149,6 @@ async function openTokens(query) {
   const figure = histogram(query, 'Credit', creditBins(found), 'of these tokens; a bin narrows the query', 'advantage');
   refill(bars, figure);
   figure?.redraw();
-  body.replaceChildren();
   grow();
   scroll.ariaBusy = null;
 }
