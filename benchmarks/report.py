@@ -68,6 +68,16 @@ def point(selector: str, place: int) -> str:
     }}"""
 
 
+def slide(name: str, value: float) -> str:
+    box = f"document.querySelector('[data-setting={name}]')"
+    return f"{box}.value = {value}; {box}.dispatchEvent(new Event('input'))"
+
+
+def find(query: str) -> str:
+    form = "document.querySelector('#view-credit .find')"
+    return f"{form}.elements.find.value = '{query}'; {form}.requestSubmit()"
+
+
 def other_group(code: str) -> str:
     return f"const old = dew.view.group; {code}; () => dew.view.group !== old"
 
@@ -86,18 +96,19 @@ RUN = [
     ("wrong answers only", choose("Show", "wrong")),
     ("all answers", choose("Show", "all")),
     ("longest answers first", choose("Sort", "length")),
-    ("identical answers: each", choose("Identical", "no")),
     ("point at a token", point(".answer .t", 30)),
     ("select a token", click(".answer .t")),
     ("move the selection", key("ArrowRight")),
     ("columns", click("[data-mode=columns]")),
     ("next group, columns", other_group(key("j"))),
-    ("three methods", click("[data-mode=methods]")),
-    ("three methods: compare by row", choose("Compare", "row")),
+    ("compare two rules", click("[data-mode=methods]")),
+    ("compare dew with GRPO", choose("Credit with", "dew")),
+    ("move the slider of α₂", slide("alpha2", 0.8)),
     ("answers", click("[data-mode=text]")),
     ("sort the table", click("[data-by=spread]")),
     ("sort the table", click("[data-by=step]")),
     ("filter the table", choose("With", "mixed")),
+    ("next flipped token", key("f")),
     ("dark theme", key("t")),
     ("view: credit, again", click("#tab-credit")),
     ("tokens of a bar, at once (unpacks all groups)", click(".bar-right") + f"; {TOKENS}"),
@@ -105,6 +116,10 @@ RUN = [
     ("tokens of a bar", click(".bar-right") + f"; {TOKENS}"),
     ("close the list of tokens", click("#tokens .close")),
     ("tokens of a word", click(".word") + f"; {TOKENS}"),
+    ("close the list of tokens", click("#tokens .close")),
+    ("tokens of a query", find("H<0.01 & wrong & |A|>2 & step>200") + f"; {TOKENS}"),
+    ("close the list of tokens", click("#tokens .close")),
+    ("tokens of a query: half of all", find("correct") + f"; {TOKENS}"),
 ]
 CHART = ".chart .u-over"
 STUDY = [

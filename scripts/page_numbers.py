@@ -32,7 +32,7 @@ from dew.compare.verdicts import markdown_table, signed
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md"]
-PAGES += [ROOT / "docs" / f"{name}.md" for name in ("study", "results", "preferences", "lab", "kernels")]
+PAGES += [ROOT / "docs" / f"{name}.md" for name in ("study", "results", "real-models", "preferences", "lab", "kernels")]
 PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 NUMBER = re.compile(r"(?<![\w.,:/@-])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
 IGNORED = re.compile(
@@ -165,7 +165,7 @@ def dpo_cut_off(alpha: float) -> list[float]:
     return [run["truncated"] for run in stored("preferences.json")["gsm8k"]["runs"] if run["alpha"] == alpha]
 
 
-# ── tables of docs/results.md and docs/preferences.md ───────────────────────────────────────────────────────
+# ── tables of the pages on results ────────────────────────────────────────────────────────────────────────
 
 
 @cache
@@ -234,13 +234,6 @@ def update_cost() -> list[float]:
     at = partial(cell, ROOT, of="trainer_step-h200")
     more = [at("dew GTPO", "peak, GiB", table) - at("TRL GRPO", "peak, GiB", table) for table in (3, 1)]
     return [at("dew GTPO", "of the first", table) for table in (3, 1)] + more
-
-
-def step_seconds() -> list[float]:
-    """The shortest and longest of three runs of dew, and TRL with `generate` and with vLLM."""
-    at = partial(cell, ROOT, of="whole_step-h200")
-    dew = [at(run, "dew GTPO, s", 2) for run in ("first", "second", "third")]
-    return [min(dew), max(dew), *(at(f"TRL GRPO, {sampler}", "step, s") for sampler in ("generate", "vLLM"))]
 
 
 def kernels(low_memory: bool = False) -> list[float]:

@@ -2,16 +2,16 @@
 
     PYTHONPATH=src:tests/support python scripts/screenshots.py [FOLDER]        # default: docs/images
 
-Needs Playwright and Chromium, as the browser tests do. Nothing in the pictures was measured.
+Needs Playwright and Chromium, as the browser tests do. Nothing in the pictures was measured. FOLDER/screenshots.sha256
+has the digest of the sources that they show; a test compares it.
 """
 
+import hashlib
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
-
-from playwright.sync_api import sync_playwright
 
 from dew.report import build
 from make_run import make_run, make_study
@@ -23,13 +23,25 @@ SHOTS = {  # name: page, address, size, theme
     "report-curves": ("study", "#curves", DESKTOP, "light"),
     "report-groups": ("runs", "#groups&token=1.5", DESKTOP, "light"),
     "report-columns-dark": ("runs", "#groups&mode=columns", DESKTOP, "dark"),
-    "report-methods": ("runs", "#groups&mode=methods", DESKTOP, "light"),
+    "report-compare": ("runs", "#groups&mode=methods&rule=dew&than=run&token=2.20", DESKTOP, "light"),
+    "report-tokens": ("runs", "#credit&find=H%3C0.01 %26 wrong %26 |A|>1 %26 step>100", DESKTOP, "light"),
     "report-credit-dark": ("runs", "#credit", DESKTOP, "dark"),
     "report-phone": ("runs", "#groups", PHONE, "light"),
 }
 
 
+def digest() -> str:
+    """Of the report's sources and of the runs that are shown."""
+    root = Path(__file__).parents[1]
+    files = sorted((root / "src" / "dew" / "report").rglob("*.*"))
+    files = [path for path in files if path.is_file() and path.suffix != ".pyc"]
+    files += [root / "tests" / "support" / "make_run.py", root / "scripts" / "screenshots.py"]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
 def main(out: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
     chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
         runs = Path(folder) / "runs"
@@ -49,6 +61,7 @@ def main(out: Path) -> None:
             tab.screenshot(path=out / f"{name}.png")
             tab.close()
         browser.close()
+    (out / "screenshots.sha256").write_text(f"{digest()}\n")
 
 
 if __name__ == "__main__":

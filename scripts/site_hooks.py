@@ -1,4 +1,5 @@
-"""Adds to the docs site the pages that docs/ links to outside of itself, and points the links at them."""
+"""Adds to the docs site the pages that docs/ links to outside of itself, points the links at them, and ranks guides
+first in its search."""
 
 import re
 from pathlib import Path
@@ -9,6 +10,13 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 OUTSIDE = ["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "src/dew/tasks/data/tiny/README.md",
            "src/dew/tasks/data/tiny6/README.md"]  # fmt: skip
+
+
+SEARCH = {  # how the search ranks a page: answers to newcomers, then guides, then measurements, history and reference
+    r"(choose|gtpo|howto|troubleshooting)\.md": {"boost": 4},
+    r"benchmark|api|log\.|study|real-models|corrections|CHANGELOG|CONTRIBUTING|SECURITY": {"boost": 0.1},
+    r"src/": {"exclude": True},
+}
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -22,6 +30,7 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """docs/ is the root of the site: ../benchmarks/x.md becomes benchmarks/x.md, docs/trl.md becomes trl.md."""
     uri, pages = page.file.src_uri, {"README.md": "index.md"}
+    page.meta["search"] = next((rank for pattern, rank in SEARCH.items() if re.match(pattern, uri)), {})
     if (ROOT / "docs" / uri).exists():
         return re.sub(r"\]\(\.\./", "](", markdown)
     up = "../" * uri.count("/")

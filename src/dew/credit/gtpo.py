@@ -56,7 +56,7 @@ def gtpo_rewards(
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
-        shrink, cap, least: bounds of a weight, documented by `dew.credit.weighting.shaped`. Off in the equations.
+        shrink: bounds the weights, as do `cap` and `least` (`dew.credit.weighting.shaped`). Off in the equations.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:

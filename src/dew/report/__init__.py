@@ -13,7 +13,7 @@ from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
 from dew.report.readers import Run, evenly, read_records_file, read_runs, run_folders
 from dew.report.results import arms_of, findings_of, headline, rows_of
-from dew.report.tokens import above_mean, statistics, summary
+from dew.report.tokens import above_mean, nearest_correct, statistics, summary
 from dew.report.write import write_report
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
@@ -160,13 +160,18 @@ def _group(group: GroupRecord, numbers: Json) -> Json:
         **{name: getattr(group, name) for name in ("step", "group", "prompt", "gold", "algorithm")},
         "summary": finite(numbers),
         "settings": finite(dict(group.settings)),
-        "answers": [_answer(*pair) for pair in zip(group.answers, above_mean(group).tolist(), strict=True)],
+        "answers": [
+            _answer(answer, above, nearest_correct(group, answer))
+            for answer, above in zip(group.answers, above_mean(group).tolist(), strict=True)
+        ],
     }
 
 
-def _answer(answer: AnswerRecord, above: float) -> Json:
+def _answer(answer: AnswerRecord, above: float, nearest: tuple[int, int] | None) -> Json:
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
     out: Json = {name: finite(getattr(answer, name)) for name in names} | {"above": finite(above)}
+    if nearest:
+        out["nearest"] = nearest
     if answer.rewards:
         out["rewards"] = finite(dict(answer.rewards))
     out["tokens"] = list(answer.tokens)

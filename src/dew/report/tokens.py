@@ -5,11 +5,12 @@ Credit is the advantage used in training, if the run recorded it.
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import compress, takewhile
+from operator import eq
 
 import numpy as np
 
-from dew.run.records import GroupRecord, Json
+from dew.run.records import AnswerRecord, GroupRecord, Json
 
 BINS = 40
 MIN_USES = 5
@@ -93,18 +94,24 @@ def summary(group: GroupRecord) -> Json:
     }
 
 
+def nearest_correct(group: GroupRecord, answer: AnswerRecord) -> tuple[int, int] | None:
+    """The correct answer with which a wrong one has the longest start in common: where they first differ, its place."""
+    right = [(j, other.tokens) for j, other in enumerate(group.answers) if other.correct and not answer.correct]
+    found = [(sum(takewhile(bool, map(eq, answer.tokens, tokens))), j) for j, tokens in right]
+    return max(found, key=lambda pair: pair[0], default=None)
+
+
 def around_divergence(group: GroupRecord) -> list[tuple[list[float], list[float]]]:
     """For each wrong answer, the shares of |credit| and of its tokens before, at and after the first token that differs
-    from the correct answer with which it has the longest start in common."""
-    right = [answer.tokens for answer in group.answers if answer.correct]
+    from its nearest correct answer."""
     found = []
-    for answer in group.answers if right else ():
+    for answer in group.answers:
         live = np.ones(len(answer.tokens)) if answer.live is None else np.asarray(answer.live, float)
         size = np.abs(np.asarray(answer.advantage or 0.0, float)) * live
-        if answer.correct or not size.any() or not np.isfinite(size).all():
+        nearest = nearest_correct(group, answer)
+        if not nearest or not size.any() or not np.isfinite(size).all():
             continue
-        same = ([a == b for a, b in zip(answer.tokens, tokens, strict=False)] for tokens in right)
-        at = max([*equal, False].index(False) for equal in same)
+        at, _ = nearest
         shares = [[float(x.sum()) for x in np.split(of / of.sum(), [at, at + 1])] for of in (size, live)]
         found.append((shares[0], shares[1]))
     return found

@@ -8,14 +8,17 @@ const outcome = ({ correct }) => h(`span.outcome.${sideClass(correct)}`, correct
 /** Whether the open run recorded answers as whole texts (TRL's own files), each then one token. */
 const onlyText = () => view.place.run.kind === 'trl';
 
-/** The colour scale of the chosen signal over a whole group. */
+/** What colours the tokens: the chosen signal, or the difference of the two rules that are compared. */
+const shownSignal = () => (state.mode === 'methods' ? 'difference' : state.signal);
+
+/** The colour scale of the shown signal over a whole group. */
 function scaleOf(group) {
-  const values = group.answers.flatMap((answer) => (answer[state.signal] || []).filter((_, t) => answer.live[t]));
-  return makeScale(SIGNALS[state.signal].scale, values);
+  const values = group.answers.flatMap((answer) => (answer[shownSignal()] || []).filter((_, t) => answer.live[t]));
+  return makeScale(SIGNALS[shownSignal()]?.scale || 'signed', values);
 }
 
 function paintToken(element, answer, t, scale) {
-  const value = answer[state.signal]?.[t];
+  const value = answer[shownSignal()]?.[t];
   if (!answer.live[t]) element.dataset.hue = 'dead';
   else if (!isKnown(value)) element.dataset.hue = 'none';
   else paint(element, scale.of(value));
@@ -30,7 +33,7 @@ function strip(answer, longest, scale) {
   canvas.draw = () => {
     for (let x = 0; x < width; x++) {
       const t = Math.floor((x * answer.tokens.length) / width);
-      const value = answer.live[t] ? answer[state.signal]?.[t] : null;
+      const value = answer.live[t] ? answer[shownSignal()]?.[t] : null;
       if (!isKnown(value)) continue;
       const [hue, deep] = scale.of(value);
       const colour = rgb(hue);
@@ -96,7 +99,7 @@ function tokenSpans(answer, from, to, scale) {
 /** The answers in the order that the controls ask for, identical ones together: lists of places. */
 function folded(group) {
   const order = orderOf(group);
-  if (state.fold !== 'yes' || ['columns', 'methods'].includes(state.mode)) return order.map((i) => [i]);
+  if (state.mode === 'columns') return order.map((i) => [i]);
   const same = new Map();
   for (const i of order) {
     const { tokens, correct, reward } = group.answers[i];
@@ -109,23 +112,11 @@ function folded(group) {
 const answerCards = (group, scale) =>
   folded(group).map((places) => answerCard(group, places, longestOf(group), scale));
 
-/** The correct answer with the longest start in common with answer i: [where they first differ, its place]. */
-function nearestCorrect({ answers }, i) {
-  const { tokens } = answers[i];
-  const common = (other) => {
-    const t = tokens.findIndex((token, k) => token !== other[k]);
-    return t < 0 ? tokens.length : t;
-  };
-  const found = [...answers.keys()].filter((j) => answers[j].correct).map((j) => [common(answers[j].tokens), j]);
-  return found.sort((a, b) => b[0] - a[0])[0];
-}
-
 /** Where a wrong answer leaves its nearest correct one, how the blame lies around that, and both from there on. */
 function divergence(group, i, scale) {
   const answer = group.answers[i];
-  const nearest = !answer.correct && answer.advantage && !onlyText() && nearestCorrect(group, i);
-  if (!nearest) return null;
-  const [at, j] = nearest;
+  if (!answer.nearest || !answer.advantage || onlyText()) return null;
+  const [at, j] = answer.nearest;
   const size = answer.advantage.map((v, t) => (answer.live[t] ? Math.abs(v) : 0));
   const part = (from, to) => percent(sum(size.slice(from, to)) / (sum(size) || 1));
   const blame = `${part(0, at)} of the blame before, ${part(at, at + 1)} at it, ${part(at + 1)} after`;
@@ -150,14 +141,20 @@ function answerCard(group, places, longest, scale) {
     if (!left) more.remove();
   };
   const times = { title: `answers ${places.map((k) => k + 1).join(', ')}` };
-  const header = h(
-    'header',
+  const header = h('header',
     outcome(answer),
     places.length > 1 && h('b.times', times, `× ${places.length}`),
     quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
     facets(answer),
   );
-  const parts = [header, strip(answer, longest, scale), body, more, divergence(group, places[0], scale)];
+  const barcode = strip(answer, longest, scale);
+  barcode.onclick = ({ offsetX }) => {
+    if (group !== view.group) return; // the same prompt elsewhere
+    const t = Math.min(answer.tokens.length - 1, Math.floor((offsetX / barcode.clientWidth) * answer.tokens.length));
+    while (body.childElementCount <= t) grow();
+    pin({ i: places[0], t });
+  };
+  const parts = [header, barcode, body, more, divergence(group, places[0], scale)];
   const card = h(`article.answer.${sideClass(answer.correct)}`, { 'data-i': places[0] }, parts);
   grow();
   return card;

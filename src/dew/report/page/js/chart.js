@@ -15,9 +15,7 @@ function nearest(values, at) {
 }
 
 const lineMark = ({ colour, dash, shape }) =>
-  s(
-    'svg.line-mark',
-    { viewBox: '0 0 22 8', 'aria-hidden': 'true', '--mark': `var(${colour})` },
+  s('svg.line-mark', { viewBox: '0 0 22 8', 'aria-hidden': 'true', '--mark': `var(${colour})` },
     s('line', { x1: 0, x2: 22, y1: 4, y2: 4, 'stroke-dasharray': dash.join(' ') || null }),
     shape && s('polygon', { points: shape.map(([x, y]) => [7 + 8 * x, 8 * y]).join(' ') }),
   );
@@ -106,12 +104,8 @@ function plotSeries(steps, found, isLog, hasBand) {
 }
 
 function plotOptions(width, y, many) {
-  const axis = {
-    stroke: css('--quiet'),
-    grid: { stroke: css('--line'), width: 1 },
-    ticks: { show: false },
-    font: '12px system-ui, sans-serif',
-  };
+  const grid = { stroke: css('--line'), width: 1 };
+  const axis = { stroke: css('--quiet'), grid, ticks: { show: false }, font: '12px system-ui, sans-serif' };
   return {
     width: Math.max(260, width || 420),
     height: HEIGHT,

@@ -64,33 +64,16 @@ function makeScale(kind, values) {
   return { of, legend };
 }
 
-/** Colours of three methods on one scale: a token's share of credit over the average of its side. */
-function shareScale(tables, group) {
-  const isCorrect = (i) => group.answers[i].correct;
-  const averages = tables.map((table) => {
-    const side = (correct) => known(table.filter((_, i) => isCorrect(i) === correct).flat());
-    return { right: mean(side(true).map(Math.abs)), wrong: mean(side(false).map(Math.abs)) };
-  });
-  const share = (m, v, i) => Math.abs(v) / (averages[m][isCorrect(i) ? 'right' : 'wrong'] || 1) - 1;
-  const all = tables.flatMap((table, m) => table.flatMap((row, i) => known(row).map((v) => share(m, v, i))));
-  const reach = Math.max(reachOf(all), 0.01);
-  const deep = (m, v, i) => depth(0.5 + (0.5 * share(m, v, i)) / reach, 1);
-  return { reach, of: (m, v, i) => (v === 0 ? ['none', 0] : [v > 0 ? 'plus' : 'less', deep(m, v, i)]) };
-}
-
 function paint(element, [hue, deep]) {
   element.dataset.hue = hue;
   element.style.setProperty('--deep', `${deep.toFixed(1)}%`);
 }
 
-const legendPart = (from, ramp, to) =>
-  h('span.legend-part', h('span', from), h(`span.ramp.${ramp}`, { 'aria-hidden': 'true' }), h('span', to));
-
 function legend(scale, note, { flipped, sure }) {
-  return h(
-    'div.legend',
-    { role: 'img', 'aria-label': `Colour scale. ${note}` },
-    scale.legend.map(({ hue, from, to }) => legendPart(number(from), `ramp-${hue}`, number(to))),
+  return h('div.legend', { role: 'img', 'aria-label': `Colour scale. ${note}` },
+    scale.legend.map(({ hue, from, to }) =>
+      h('span.legend-part', number(from), h(`span.ramp.ramp-${hue}`, { 'aria-hidden': 'true' }), number(to)),
+    ),
     quiet(note),
     flipped > 0 && quiet(h('span.t.flip', 'underlined'), ': flipped, credit of the wrong sign'),
     sure > 0 && quiet(h('span.t.sure', 'hatched'), ': entropy near zero, weights are noise'),

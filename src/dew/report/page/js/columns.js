@@ -43,8 +43,7 @@ function columnsView(group) {
     view.column = Math.max(0, from + by);
     showGroup();
   };
-  const pages = h(
-    'div.controls',
+  const pages = h('div.controls',
     h('button.small', { disabled: from === 0, onclick: turn(-COLUMNS) }, '‹ earlier'),
     quiet(`positions ${whole(from + 1)} to ${whole(to)} of ${whole(longest)}`),
     h('button.small', { disabled: to >= longest, onclick: turn(COLUMNS) }, 'later ›'),
@@ -54,15 +53,12 @@ function columnsView(group) {
     return h('th', { scope: 'col', ...(sures.has(t) && { class: 'sure', title }) }, String(t + 1));
   };
   const row = (answer, i) =>
-    h(
-      `tr.${sideClass(answer.correct)}`,
-      { 'data-i': i },
+    h(`tr.${sideClass(answer.correct)}`, { 'data-i': i },
       h('th', { scope: 'row' }, outcome(answer), ` #${i + 1}`),
       places.map((t) => columnCell(answer, t)),
     );
   const sides = [true, false].map((correct) => sideRow(group, places, correct));
-  const grid = h(
-    'table.grid',
+  const grid = h('table.grid',
     h('thead', h('tr', h('th', 'position'), places.map(head)), sides),
     h('tbody', order.map((i) => row(group.answers[i], i))),
   );

@@ -1,83 +1,103 @@
-// The same answers under GRPO, GRPO-S and GTPO, recomputed from the recorded entropies. No training happens here.
+// The credit of two rules on the same answers, and their difference. Nothing is trained here.
 
-function methodBlock(group, i, method, m, table, scale) {
-  const spans = group.answers[i].tokens.slice(0, FIRST_TOKENS).map((token, t) => {
-    const v = table[i][t];
-    const span = tokenSpan(token, t);
-    if (v === null) span.dataset.hue = 'dead';
-    else paint(span, scale.of(m, v, i));
-    span.title = number(v);
-    return span;
+const RULES = { // label, and what differs from the settings of the paper
+  run: ['the run', null],
+  GRPO: ['GRPO, DAPO', {}],
+  'GRPO-S': ['GRPO-S', {}],
+  GTPO: ['GTPO', {}],
+  dew: ['dew', { alpha1: 0.5, alpha2: 0.5, pool: 'outcome' }],
+};
+
+/** The rules that can be shown for a group: without entropies only its own and GRPO. */
+function rulesOf(group) {
+  const rules = hasEntropy(group) ? Object.keys(RULES) : ['run', 'GRPO'];
+  return group.answers.some((answer) => answer.advantage) ? rules : rules.slice(1);
+}
+
+/** A rule's own settings; of the run's rule, those of the run. */
+function ruleSettings(group, rule) {
+  const own = methodOf(group) && group.algorithm === 'dew' ? 'dew' : methodOf(group);
+  return rule === own ? settingsOf(group) : { ...PAPER, ...RULES[rule][1] };
+}
+
+const creditOf = (group, rule, settings) =>
+  rule === 'run'
+    ? group.answers.map(({ advantage, tokens }) => advantage || tokens.map(() => null))
+    : advantages(group, rule === 'dew' ? 'GTPO' : rule, settings);
+
+/** The two rules that are compared: chosen, else the run's and GRPO; the first has the settings on the page. */
+function comparedRules(group) {
+  const rules = rulesOf(group);
+  const first = rules.includes(state.rule) ? state.rule : rules[0];
+  const second = rules.includes(state.than) ? state.than : 'GRPO';
+  return [first, second, { ...ruleSettings(group, first), ...view.what }];
+}
+
+function takeDifference(group) {
+  const [first, second, settings] = comparedRules(group);
+  const [one, two] = [creditOf(group, first, settings), creditOf(group, second, ruleSettings(group, second))];
+  group.answers.forEach((answer, i) => {
+    const differ = (v, t) => (isKnown(v) && isKnown(two[i][t]) ? v - two[i][t] : null);
+    Object.assign(answer, { first: one[i], second: two[i], difference: one[i].map(differ) });
   });
-  const values = known(table[i]).sort((a, b) => a - b);
-  const [low, high] = [values[0], values.at(-1)];
-  const range = high - low > 1e-6 ? `A from ${number(low)} to ${number(high)}` : `A = ${number(low)} everywhere`;
-  const title = h('div.method-name', h('strong', method), quiet(range));
-  return h('div.method', { 'data-i': i, 'data-method': method }, title, h('div.tokens', spans));
 }
 
-function comparedRow(group, correct, tables, scale) {
-  const same = [...group.answers.keys()].filter((k) => group.answers[k].correct === correct);
-  if (!same.length) return null;
-  const i = view.compared[correct] ?? same[0];
-  const options = same.map((k) => [String(k), `#${k + 1}`]);
-  const pick = (k) => {
-    view.compared[correct] = Number(k);
-    showGroup();
-  };
-  const blocks = METHODS.map((method, m) => methodBlock(group, i, method, m, tables[m], scale));
-  const header = h('header', outcome(group.answers[i]), choice('Answer', options, String(i), pick));
-  return h(`section.compared.${sideClass(correct)}`, header, h('div.methods', blocks));
+/** The credit of one token with both rules. */
+function comparedTable(group, { first, second, difference }, t) {
+  const names = [...comparedRules(group).slice(0, 2).map((rule) => RULES[rule][0]), 'difference'];
+  return table('signals', null, [first, second, difference].map((values, k) => [names[k], number(values[t])]));
 }
 
-function compareControls(settings) {
-  const use = (chosen) => {
-    view.what = chosen;
-    showGroup();
+/** The controls of the first rule's settings; each recomputes. */
+function ruleControls(rule, settings, redraw) {
+  if (rule === 'run' || rule === 'GRPO') return null;
+  const use = (name, value) => {
+    view.what = { ...view.what, [name]: value };
+    redraw();
   };
-  const weight = (name, label) => {
-    const onchange = ({ target: { value } }) =>
-      value !== '' && Number(value) >= 0 && use({ ...settings, [name]: Number(value) });
-    const look = { type: 'number', min: 0, max: 10, step: 0.1, value: settings[name], 'data-setting': name };
-    return labelled(label, h('input', { ...look, onchange }));
+  const slider = (name, label) => {
+    const shown = h('output', number(settings[name]));
+    const oninput = ({ target: { value } }) => {
+      shown.textContent = number(Number(value));
+      use(name, Number(value));
+    };
+    const look = { type: 'range', min: 0, max: 2, step: 0.05, value: settings[name], 'data-setting': name };
+    return labelled(label, [h('input', { ...look, oninput }), shown]);
   };
-  const options = (label, name, values) =>
-    choice(label, values, settings[name], (value) => use({ ...settings, [name]: value }));
-  return h(
-    'div.controls',
-    weight('alpha1', 'α₁, β₁'),
-    weight('alpha2', 'α₂, β₂'),
-    options('Compare (GTPO)', 'compare', {
-      column: 'column: same position',
-      row: 'row: same answer',
-      matrix: 'matrix: all tokens',
-      turn: 'turn: same turn',
-    }),
+  const options = (label, name, values) => choice(label, values, settings[name], (value) => use(name, value));
+  const places = { column: 'same position', row: 'same answer', matrix: 'all tokens', turn: 'same turn' };
+  return h('div.controls',
+    slider('alpha1', rule === 'GRPO-S' ? 'β₁' : 'α₁'),
+    slider('alpha2', rule === 'GRPO-S' ? 'β₂' : 'α₂'),
+    rule !== 'GRPO-S' && options('Compare', 'compare', places),
     options('Average', 'average', { arithmetic: 'arithmetic', geometric: 'geometric' }),
     options('Pool', 'pool', { group: 'group', joint: 'joint', sign: 'sign', outcome: 'outcome (keeps signs)' }),
     options('Spread', 'spread', { both: 'both outcomes', correct: 'correct only', wrong: 'wrong only' }),
-    h('button.small', { disabled: !view.what, onclick: () => use(null) }, 'Settings of the run'),
   );
 }
 
 function compareView(group) {
-  if (!hasEntropy(group))
-    return h('p.calm', 'The three methods are recomputed from token entropies, and this run recorded none.');
-  const settings = view.what || settingsOf(group);
-  const tables = METHODS.map((method) => advantages(group, method, settings));
-  const scale = shareScale(tables, group);
-  const reach = percent(scale.reach, scale.reach < 0.1 ? 1 : 0);
-  return h(
-    'div.compare',
-    compareControls(settings),
-    h(
-      'div.legend',
-      legendPart(['credit −', reach], 'ramp-up.ramp-plus', `+${reach}`),
-      legendPart(['blame −', reach], 'ramp-up.ramp-less', `+${reach}`),
-      quiet('relative to the mean token of the same outcome; one scale for all three'),
-    ),
-    !hasSignal(group) &&
-      h('p.calm', 'All answers of this group have the same outcome, so no method learns anything from it.'),
-    [true, false].map((correct) => comparedRow(group, correct, tables, scale)),
+  const [first, second, settings] = comparedRules(group);
+  const body = h('div');
+  const redraw = () => {
+    takeDifference(group);
+    view.scale = scaleOf(group);
+    const note = `Credit with ${RULES[first][0]} − credit with ${RULES[second][0]}`;
+    const none = !hasSignal(group) && h('p.calm', 'All answers have the same outcome: no rule learns from this group.');
+    refill(body, legend(view.scale, note, view.place.head), none, answersView(group));
+    markPinned();
+    if (view.pinned) tell(view.pinned);
+  };
+  const rules = rulesOf(group).map((rule) => [rule, RULES[rule][0]]);
+  const rulesChoice = (label, name, value) =>
+    choice(label, rules, value, (chosen) => {
+      view.what = null;
+      setting(name, showGroup)(chosen);
+    });
+  redraw();
+  return h('div.compare',
+    h('div.controls', rulesChoice('Credit with', 'rule', first), rulesChoice('minus', 'than', second)),
+    ruleControls(first, settings, redraw),
+    body,
   );
 }

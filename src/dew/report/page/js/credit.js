@@ -11,13 +11,7 @@ const FLOOR = 1e-6;
 const TURN_CLIP = [0.01, 100];
 const STD_EPS = 1e-4;
 const PAPER = {
-  alpha1: 1,
-  alpha2: 0.1,
-  compare: 'column',
-  average: 'arithmetic',
-  pool: 'group',
-  spread: 'both',
-  entropy_clip: null,
+  alpha1: 1, alpha2: 0.1, compare: 'column', average: 'arithmetic', pool: 'group', spread: 'both', entropy_clip: null,
 };
 
 const sum = (xs) => xs.reduce((a, b) => a + b, 0);
@@ -121,21 +115,16 @@ function gtpo(group, settings) {
   return entries;
 }
 
-/** One entry per answer, undefined where no token of it trains. */
+/** One entry per answer, undefined where no token of it trains: GTPO on answers of one token. */
 function grpoS(group, settings) {
-  const sides = sidesOf(group, settings);
-  const entries = group.answers.map((answer, i) => {
-    const live = answer.entropy.filter((_, t) => answer.live[t]);
-    const entropies = live.map((H) => floored(H, settings.entropy_clip));
-    return live.length ? entryOf(sides[i], mean(entropies, settings.average), '') : undefined;
+  const answers = group.answers.map((answer) => {
+    const live = answer.entropy.filter((_, t) => answer.live[t]).map((H) => floored(H, settings.entropy_clip));
+    return { ...answer, live: [live.length > 0], entropy: [mean(live, settings.average)] };
   });
-  weigh(entries, group, settings);
-  return entries;
+  return gtpo({ answers }, { ...settings, compare: 'matrix' }).map(([entry]) => entry);
 }
 
-const METHODS = ['GRPO', 'GRPO-S', 'GTPO'];
-
-/** What each token's credit is made of under one of METHODS; undefined where a token does not train. */
+/** What each token's credit is made of under GRPO, GRPO-S or GTPO; undefined where a token does not train. */
 function entriesOf(group, method, settings) {
   if (method === 'GTPO') return gtpo(group, settings);
   const entries = method === 'GRPO' ? grpo(group) : grpoS(group, settings);
@@ -145,12 +134,12 @@ function entriesOf(group, method, settings) {
 const advantages = (group, method, settings) =>
   entriesOf(group, method, settings).map((row) => row.map((entry) => entry?.advantage ?? null));
 
-/** A group's own settings in the names used here: GRPO-S calls its weights β. */
 /** Whether the formulas of this page are the run's: it has no token ids, other values or bounds of a weight. */
 function isPlain({ compare = 'column', value = 'entropy', shrink, cap, least = 1 }) {
   return ['column', 'row', 'matrix', 'turn'].includes(compare) && value === 'entropy' && !shrink && !cap && least === 1;
 }
 
+/** A group's own settings in the names used here: GRPO-S calls its weights β. */
 function settingsOf(group) {
   const given = group.settings || {};
   const own = isPlain(given) ? given : { ...given, compare: 'column' };

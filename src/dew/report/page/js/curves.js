@@ -30,7 +30,6 @@ function curvesNote(runs) {
 }
 
 const MOST_CHIPS = 16;
-const SHOWN_AS = { values: 'values', differences: 'differences from the baseline' };
 
 /** The lines of these runs before all others, in the charts that are drawn. */
 const highlight = (members) => figures().forEach((frame) => frame.highlight?.(members));
@@ -73,6 +72,7 @@ function curveControls(runs, bar) {
   const oninput = ({ target }) => setting('smooth', drawVisible)(target.value);
   const range = { type: 'range', min: 0, max: 1, step: 0.05, value: state.smooth };
   const ways = { each: 'each run', mean: 'mean ± standard deviation' };
+  const shownAs = { values: 'values', differences: 'differences from the baseline' };
   const changeSeeds = (seeds) => {
     set({ seeds, hide: '' });
     redo();
@@ -80,7 +80,7 @@ function curveControls(runs, bar) {
   return [
     taskChoice(),
     labelled('Smoothing', h('input', { id: 'smooth', ...range, oninput })),
-    arms().length > 1 && choice('Show', SHOWN_AS, isDifference() ? 'differences' : 'values', setting('as', redo)),
+    arms().length > 1 && choice('Show', shownAs, isDifference() ? 'differences' : 'values', setting('as', redo)),
     hasSeeds() && choice('Seeds', ways, isMerged() ? 'mean' : 'each', changeSeeds),
     runLegend(redo),
     quiet(curvesNote(runs)),
@@ -90,9 +90,8 @@ function curveControls(runs, bar) {
 /** Metrics without those that repeat an earlier one in every run, as the only part of a reward does. */
 function distinct(runs, names) {
   const equal = (a, b) => a === b || (a && b && a.length === b.length && a.every((v, i) => v === b[i]));
-  return names.filter(
-    (name, k) => !names.slice(0, k).some((other) => runs.every((run) => equal(run.metrics[name], run.metrics[other]))),
-  );
+  const repeats = (name) => (other) => runs.every((run) => equal(run.metrics[name], run.metrics[other]));
+  return names.filter((name, k) => !names.slice(0, k).some(repeats(name)));
 }
 
 function curves({ runs }) {

@@ -3,8 +3,7 @@
 const bracketed = (x) => (x < 0 ? `(${number(x)})` : number(x));
 
 const step = (name, formula, value, note) =>
-  h(
-    'li',
+  h('li',
     h('span.step-name', name),
     h('span.formula', formula, value !== null && [' = ', h('b', number(value))]),
     note && quiet(note),
@@ -142,12 +141,12 @@ function derivation(group, i, t) {
   const noise = shown !== 'GRPO' && isNoise(answer, t);
   return [
     head,
+    state.mode === 'methods' && comparedTable(group, answer, t),
     answer.advantage?.[t] && inWords(answer, t, entry, where),
     noise && h('p.differs', 'The entropy here is near zero: treat this weight as noise.'),
     productBars(answer, t),
     signalTable(answer, t, ['relative', 'advantage', 'grpo', 'shaped']),
-    h(
-      'details',
+    h('details',
       remembered('steps'),
       h('summary', method ? `${name.toUpperCase()}, step by step` : 'With GTPO'),
       h('ol.steps', even ? steps.slice(0, -1) : steps),

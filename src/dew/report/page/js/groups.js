@@ -8,7 +8,7 @@ async function openGroup(place) {
   const group = await groupAt(place.n);
   if (view.place !== place) return;
   view.group = group;
-  if (other) Object.assign(view, { column: 0, compared: {}, what: null });
+  if (other) view.column = 0;
   if (!available(group).includes(state.signal)) state.signal = available(group)[0] || 'advantage';
   const [i, t] = state.token.split('.').map((k) => Number(k) - 1);
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
@@ -39,12 +39,10 @@ const ofRun = (r) => (manyRuns() ? ` of ${runName(r)}` : '');
 
 function groupHeading(group) {
   const { head, r } = view.place;
-  return h(
-    'header.group-title',
+  return h('header.group-title',
     h('h2', runMark(r), `Step ${whole(group.step)}, group ${group.group}${ofRun(r)}`),
     promptBlock(group.prompt),
-    h(
-      'p.facets',
+    h('p.facets',
       group.gold !== null && h('span', 'gold answer ', h('code', brief(group.gold))),
       h('span', h('b', `${head.correct} of ${head.answers}`), ' correct'),
       group.algorithm && h('span', visible(String(group.algorithm))),
@@ -70,19 +68,15 @@ function groupControls(group) {
   };
   const options = (label, name, values) => choice(label, values, state[name], setting(name, showGroup));
   const signals = available(group).map((name) => [name, SIGNALS[name].label]);
-  return h(
-    'div.controls',
-    { id: 'group-controls' },
+  return h('div.controls', { id: 'group-controls' },
     h('div.segments', { role: 'group', 'aria-label': 'View' }, modes().map(button)),
     state.mode !== 'methods' && [
       options('Colour', 'signal', signals),
-      h(
-        'details.more-controls',
+      h('details.more-controls',
         remembered('more'),
         h('summary', 'More'),
         options('Show', 'only', { all: 'all answers', correct: 'correct only', wrong: 'wrong only' }),
         options('Sort', 'sort', Object.entries(SORTS).map(([name, [label]]) => [name, label])),
-        state.mode === 'text' && options('Identical answers', 'fold', { yes: 'folded', no: 'each' }),
         saveButtons(`step-${group.step}-group-${group.group}`, () => answersCsv(group)),
       ),
     ],
@@ -92,7 +86,7 @@ function groupControls(group) {
 const MODES = {
   text: ['Answers', answersView],
   columns: ['Columns', columnsView],
-  methods: ['Methods', compareView],
+  methods: ['Compare', compareView],
   same: ['Same prompt', sameView],
 };
 
@@ -110,23 +104,21 @@ async function sameView() {
     const cards = answerCards(group, scaleOf(group));
     for (const card of cards) card.removeAttribute('data-i'); // tokens of other groups have no derivation here
     const title = `step ${whole(group.step)}, group ${group.group}${ofRun(r)}`;
-    return h(
-      'section.same-column',
+    return h('section.same-column',
       h('h3', runMark(r), h('a', { href: addressOf(places[k]) }, title)),
       h('p.quiet', `${head.correct} of ${head.answers} correct`),
       cards,
     );
   });
   const left = places.length - loaded.length;
-  return h(
-    'div',
+  return h('div',
     region('div.same.scroll-x', 'Groups with the same prompt', columns),
     left > 0 && h('p.quiet', `${plural(left, 'more group')} with this prompt.`),
   );
 }
 
 /** What the drawn group depends on, and the table of groups. */
-const look = () => ['mode', 'signal', 'only', 'sort', 'fold', 'q'].map((name) => state[name]).join();
+const look = () => ['mode', 'signal', 'only', 'sort', 'q', 'rule', 'than'].map((name) => state[name]).join();
 const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[name]).join();
 
 async function showGroup() {
@@ -138,7 +130,7 @@ async function showGroup() {
   if (body instanceof Promise) body = await body;
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
-  parts.page.classList.toggle('compares', ['methods', 'same'].includes(state.mode));
+  parts.page.classList.toggle('compares', state.mode === 'same');
   const { label, note } = SIGNALS[state.signal];
   const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.place.head);
   refill(parts.group, groupHeading(group), groupControls(group), scale, body);

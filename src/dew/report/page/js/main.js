@@ -30,11 +30,11 @@ function follow() {
   const isFilter = !place && name === 'groups' && location.hash.includes('&');
   if (isFilter) view.group = null; // its first group is opened
   openView(place ? 'groups' : name || 'overview', place);
+  if (state.find && !byId('tokens').open) openTokens(state.find);
 }
 
-const isDark = () =>
-  (document.documentElement.dataset.theme ||
-    (window.matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light')) === 'dark';
+const dark = window.matchMedia('(prefers-color-scheme: dark)');
+const isDark = () => (document.documentElement.dataset.theme || (dark.matches ? 'dark' : 'light')) === 'dark';
 
 function turnTheme() {
   document.documentElement.dataset.theme = isDark() ? 'light' : 'dark';
@@ -58,18 +58,16 @@ function groupKey(event) {
   const signal = available(view.group)[Number(event.key) - 1];
   if (signal) return change('signal', signal);
   const names = modes();
-  if (event.key.startsWith('Arrow') && (!view.pinned || event.target.matches('[role=tab]'))) return null;
+  const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
+  if (by) return view.pinned && !event.target.matches('[role=tab]') && (() => movePin(...by));
   return {
     '/': focusSearch,
     j: () => turnGroup(1),
     k: () => turnGroup(-1),
     Escape: () => pin(null),
     p: () => pin({ i: orderOf(view.group)[0] ?? 0, t: 0 }),
+    f: nextFlip,
     v: change('mode', names[(names.indexOf(state.mode) + 1) % names.length]),
-    ArrowLeft: () => movePin(-1, 0),
-    ArrowRight: () => movePin(1, 0),
-    ArrowUp: () => movePin(0, -1),
-    ArrowDown: () => movePin(0, 1),
   }[event.key];
 }
 
@@ -79,7 +77,7 @@ function pressed(event) {
     if (event.key === 'Escape') event.target.blur();
     return;
   }
-  const anywhere = { '?': () => byId('help').showModal(), t: turnTheme }[event.key];
+  const anywhere = { '?': () => byId('help').showModal(), t: turnTheme, q: view.all[0] && (() => openTokens('')) }[event.key];
   const act = anywhere || (viewName === 'groups' && view.group && groupKey(event));
   if (!act) return;
   event.preventDefault();
@@ -166,22 +164,20 @@ async function start() {
   byId('tokens').onclose = ({ target }) => {
     if (!target.open) target.replaceChildren();
     if (history.state?.dialog) history.back();
+    else if (state.find) set({ find: '' });
   };
   window.addEventListener('popstate', () => byId('tokens').close());
   byId('tabs').onkeydown = turnTab;
   document.onkeydown = pressed;
   if (shownStamp) setInterval(refresh, 2000);
-  window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', repaint);
+  dark.addEventListener('change', repaint);
   window.addEventListener('hashchange', follow);
   follow();
   document.documentElement.dataset.ready = 'yes';
 }
 
 start().catch((error) => {
-  const old = typeof DecompressionStream === 'undefined';
-  const message = old
-    ? 'This browser is too old for the page: it needs DecompressionStream, available in every browser since 2023.'
-    : `The page is damaged: ${error.message}`;
+  const message = `The page is damaged, or this browser is older than 2023: ${error.message}`;
   byId('content').replaceChildren(h('p.loading', message));
   throw error;
 });

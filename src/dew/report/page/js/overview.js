@@ -23,16 +23,15 @@ function shortName({ label }) {
 }
 const armChip = (arm) => h('span.arm', { title: visible(arm.label) }, dot(arm.runs[0]), shortName(arm));
 
-const SIGNS = { verdict: '●', bad: '▲', amber: '▲', good: '✓', note: '●' };
-const KINDS = {
-  verdict: 'Comparison', bad: 'Problems', amber: 'Properties of the rule', good: 'Improved', note: 'Notes',
+const KINDS = { // sign and heading
+  verdict: ['●', 'Comparison'], bad: ['▲', 'Problems'], amber: ['▲', 'Properties of the rule'], good: ['✓', 'Improved'],
+  note: ['●', 'Notes'],
 };
 
 function finding({ kind, text, remedy, link }) {
   const show = link && h('a', { href: link, 'aria-label': `Show: ${visible(text)}` }, 'show');
-  return h(
-    `li.finding.${kind}`,
-    h('span.finding-sign', { 'aria-hidden': 'true' }, SIGNS[kind]),
+  return h(`li.finding.${kind}`,
+    h('span.finding-sign', { 'aria-hidden': 'true' }, KINDS[kind][0]),
     h('div', h('p', visible(text), ' ', show), remedy && h('p.remedy.quiet', h('b', 'Remedy: '), visible(remedy))),
   );
 }
@@ -43,7 +42,7 @@ function findings(report) {
     : 'No metrics and no tokens were recorded, so there is nothing to check.';
   const kinds = [...new Set(report.findings.map(({ kind }) => kind))];
   const list = (kind) =>
-    [h('h3', KINDS[kind]), h('ul.findings', report.findings.filter((f) => f.kind === kind).map(finding))];
+    [h('h3', KINDS[kind][1]), h('ul.findings', report.findings.filter((f) => f.kind === kind).map(finding))];
   return h('section', h('h2', 'Findings'), kinds.length ? kinds.map(list) : h('p.calm', nothing));
 }
 
@@ -59,9 +58,7 @@ function valuePlot(arm, before, after, interval, [low, high]) {
   const x = (v) => 8 + (284 * (v - low)) / (high - low || 1);
   const line = (from, to, name) => s(`line.${name}`, { x1: x(from), x2: x(to), y1: 11, y2: 11 });
   const circle = (v, r, name) => s(`circle.${name}`, { cx: x(v), cy: 11, r });
-  return s(
-    'svg.row-plot',
-    { viewBox: '0 0 300 22', 'aria-hidden': 'true', '--mark': `var(${colourOf(arm.runs[0])})` },
+  return s('svg.row-plot', { viewBox: '0 0 300 22', 'aria-hidden': 'true', '--mark': `var(${colourOf(arm.runs[0])})` },
     s('path.grid', { d: 'M8,0v22M79,0v22M150,0v22M221,0v22M292,0v22' }),
     interval && line(...interval, 'interval'),
     before.length > 0 && after.length > 0 && line(mean(before), mean(after), 'path'),
@@ -74,9 +71,7 @@ function valuePlot(arm, before, after, interval, [low, high]) {
 /** A difference and its interval beside the line of no difference. */
 function forest({ value, low, high, within_noise: noise }, reach) {
   const x = (v) => 100 + (92 * Math.max(-reach, Math.min(reach, v))) / reach;
-  return s(
-    'svg.row-plot.forest',
-    { viewBox: '0 0 200 22', 'aria-hidden': 'true' },
+  return s('svg.row-plot.forest', { viewBox: '0 0 200 22', 'aria-hidden': 'true' },
     s('line.zero', { x1: 100, x2: 100, y1: 0, y2: 22 }),
     s('line.interval', { x1: x(low), x2: x(high), y1: 11, y2: 11 }),
     s(`rect.${noise ? 'noise' : 'clear'}`, { x: x(value) - 4, y: 7, width: 8, height: 8 }),
@@ -106,21 +101,17 @@ function rowLine(row, arm, reach) {
   const interval = arm.runs.length === 1 && row.low[r] !== null && [row.low[r], row.high[r]];
   const difference = row.differences.find((d) => d.arm === arm.label);
   const verdict = difference?.within_noise ? difference.verdict : difference?.value > 0 ? 'higher' : 'lower';
-  return h(
-    'div.row-line',
-    { 'data-arm': arm.label },
+  return h('div.row-line', { 'data-arm': arm.label },
     h('span.row-arm', armChip(arm), arm.runs.length > 1 && quiet(` × ${arm.runs.length}`)),
     valuePlot(arm, before, after, interval, axisOf(row)),
-    h(
-      'span.row-values',
+    h('span.row-values',
       before.length > 0 && [show(mean(before)), ' → '],
       h('b', after.length ? show(mean(after)) : '–'),
       interval && quiet(range(...interval)),
       after.length > 1 && quiet(` ± ${points(spread(after))}`),
     ),
     difference ? forest(difference, reach) : h('span'),
-    h(
-      'span.row-difference',
+    h('span.row-difference',
       difference && [
         h('b', signed(difference.value, points)),
         `${range(difference.low, difference.high)} `,
@@ -138,9 +129,7 @@ function rowCard(row) {
   const show = shares(row.name) ? (v) => percent(v) : short;
   const axis = (...ends) => h('span.axis', ends.map((v) => h('span', v)));
   const differs = reach > 1e-8 && axis(show(-reach), '0', `+${show(reach)}`);
-  return h(
-    'section.row',
-    { 'data-metric': row.name, '--lines': lines.length },
+  return h('section.row', { 'data-metric': row.name, '--lines': lines.length },
     h('h3', title, quiet(` ${visible(row.note)}`)),
     lines,
     h('div.row-line.row-axis', h('span', ' '), axis(...axisOf(row).map(show)), h('span.row-values', ' '), differs),
@@ -157,8 +146,7 @@ function rowsSection(report) {
     report.runs.length > arms().length && '· single runs, ± their standard deviation',
     paired && `■ difference from ${visible(paired.baseline)}, paired by ${unit}, with its 95% interval`,
   ];
-  return h(
-    'section',
+  return h('section',
     h('h2', 'Results'),
     h('p.quiet', text.filter(Boolean).join('; '), '. Bars are 95% intervals.'),
     h(paired ? 'div.rows.paired' : 'div.rows', rest.map(rowCard)),
@@ -199,8 +187,7 @@ function facts(report) {
   const value = (name, r) => said(report.runs[r].facts[name]);
   const config = ({ name, config: text }) =>
     text && [h('h3', `config.yaml of ${visible(name)}`), h('pre.config', { tabindex: 0 }, visible(text))];
-  return h(
-    'details.all-facts',
+  return h('details.all-facts',
     h('summary', 'Everything about the runs'),
     settingsTable('Runs', [...names], value, report),
     runs.map(config),

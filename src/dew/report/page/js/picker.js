@@ -46,9 +46,7 @@ function groupRow(g) {
   const { head } = g;
   const place = { href: addressOf(g), tabindex: -1 };
   const bar = h('span.share', { 'aria-hidden': 'true' });
-  return h(
-    'tr',
-    { 'data-n': g.n },
+  return h('tr', { 'data-n': g.n },
     manyRuns() && h('td', runMark(g.r)),
     h('td', h('a.group-link', place, `${whole(head.step)} · ${head.group}`)),
     h('td', { '--right': `${100 * share(g)}%` }, `${head.correct}/${head.answers}`, bar),
@@ -80,17 +78,14 @@ function groupList() {
   const grow = (to) => body.append(...found.slice(body.rows.length, to).map(groupRow));
   grow(found.findIndex(({ n }) => n === view.place?.n) + FIRST_ROWS);
   const heads = COLUMNS_OF_GROUPS.slice(manyRuns() ? 0 : 1).map(columnHead);
-  refill(
-    list,
+  refill(list,
     h('table.group-table', h('thead', h('tr', heads, h('th', { scope: 'col' }, 'prompt'))), body),
     !found.length && h('p.quiet', 'No matching groups.'),
   );
   list.onscroll = () =>
     list.scrollTop + 2 * list.clientHeight > list.scrollHeight && grow(body.rows.length + FIRST_ROWS);
-  count.textContent =
-    found.length === view.all.length
-      ? `All groups (${whole(found.length)})`
-      : `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
+  const some = `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
+  count.textContent = found.length === view.all.length ? `All groups (${whole(found.length)})` : some;
   markCurrent();
 }
 
@@ -141,24 +136,17 @@ function turnGroup(by) {
 function picker({ runs }) {
   const { parts } = view;
   let waiting = 0;
-  const box = h('input', {
-    type: 'search',
-    id: 'search',
-    placeholder: 'Search ( / )',
-    'aria-label': 'Search prompts and answers',
-    onfocus: () => unpackAll(),
-    oninput: (event) => {
-      clearTimeout(waiting);
-      waiting = setTimeout(() => search(event.target.value), 200);
-    },
-  });
+  const look = { type: 'search', id: 'search', placeholder: 'Search ( / )', 'aria-label': 'Search prompts, answers' };
+  const oninput = ({ target }) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => search(target.value), 200);
+  };
+  const box = h('input', { ...look, onfocus: () => unpackAll(), oninput });
   const outcomes = Object.entries(GROUPS_WITH).map(([name, [label]]) => [name, label]);
   const filters = h('div.controls');
   parts.fillFilters = () => {
     box.value = state.q;
-    refill(
-      filters,
-      box,
+    refill(filters, box,
       choice('With', outcomes, state.with, setting('with', groupList)),
       manyRuns() && chooseRun('in', state.in, [...runs.keys()], groupList, [['', 'all runs']]),
       h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),

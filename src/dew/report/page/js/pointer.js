@@ -42,6 +42,22 @@ function movePin(dt, di) {
   pin({ i, t: Math.min(group.answers[i].tokens.length - 1, Math.max(0, pinned.t + dt)) });
 }
 
+/** Pin the next flipped token: of this group, else of the next ones in the table. */
+async function nextFlip() {
+  const all = listed();
+  const from = Math.max(0, all.findIndex(({ n }) => n === view.place.n));
+  for (let k = 0; k <= all.length; k++) {
+    const place = all[(from + k) % all.length];
+    if (!place?.head.flipped) continue;
+    const { answers } = await groupAt(place.n);
+    const ofAnswer = (answer, i) =>
+      [...answer.tokens.keys()].filter((t) => isFlipped(answer, t)).map((t) => `${i + 1}.${t + 1}`);
+    const flips = answers.flatMap(ofAnswer);
+    const token = flips[k ? 0 : flips.indexOf(state.token) + 1];
+    if (token) return void (location.hash = `${addressOf(place)}&token=${token}`);
+  }
+}
+
 const isWide = () => window.matchMedia('(min-width: 60rem)').matches;
 
 /** While no token is kept, the panel follows the pointer. */

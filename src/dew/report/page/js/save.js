@@ -13,14 +13,7 @@ const cell = (value) => {
   return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 };
 
-function saveCsv(name, rows) {
-  const lines = rows.map((row) => `${row.map(cell).join(',')}\n`);
-  download(`${name}.csv`, new Blob(lines, { type: 'text/csv' }));
-}
-
-const STYLES = [
-  'fill', 'stroke', 'stroke-width', 'stroke-dasharray', 'fill-opacity', 'opacity', 'font-size', 'font-family',
-];
+const STYLES = 'fill stroke stroke-width stroke-dasharray fill-opacity opacity font-size font-family'.split(' ');
 
 /** An image of an SVG with the styles that it has on the page. */
 async function svgImage(svg, width, height) {
@@ -56,7 +49,9 @@ async function savePng(title, drawing) {
 
 /** Buttons for a figure: `rows` gives the table, `drawing` the canvas or SVG. */
 function saveButtons(name, rows, drawing) {
-  const [csv, png] = [() => saveCsv(name, rows()), async () => savePng(name, await drawing())];
+  const lines = () => rows().map((row) => `${row.map(cell).join(',')}\n`);
+  const csv = () => download(`${name}.csv`, new Blob(lines(), { type: 'text/csv' }));
+  const png = async () => savePng(name, await drawing());
   return [
     h('button.small', { title: 'Download the numbers', onclick: csv }, 'CSV'),
     drawing && h('button.small', { title: 'Download a picture', onclick: png }, 'PNG'),

@@ -5,7 +5,6 @@ const HIGH = 170;
 const FLOOR_Y = HIGH - 22; // the height of 0
 const SIDES = ['correct', 'wrong'];
 const SIDE_SIGN = { correct: '✓ correct', wrong: '✗ wrong' };
-const isSide = (answer, name) => answer.correct === (name === 'correct');
 const sideKey = (name, text) => h(`span.key-${sideClass(name === 'correct')}`, `${SIDE_SIGN[name]}${text}`);
 
 /** A rectangle that opens its tokens; `drawing` listens for all of them. */
@@ -53,16 +52,12 @@ const heightOf = (top) => (v) => FLOOR_Y - ((HIGH - 40) * v) / top;
 /** Bars in columns: [x, width] of column k of n. */
 const columnAt = (n) => (k) => [10 + ((WIDE - 20) * k) / n, (WIDE - 20) / n];
 
-/** The tokens of one tenth by entropy of the answers with an outcome. */
-function openTenth(r, name, { tops }, d) {
-  const title = `${SIDE_SIGN[name]}: tenth ${d + 1} by entropy`;
-  const test = (answer, t, group) =>
-    group.credited && isSide(answer, name) && isKnown(answer.entropy?.[t]) && isKnown(answer.advantage?.[t]);
-  openTokens(title, r, test, { d, tops });
-}
+/** Opens the tokens that fit all parts of a query; numbers as precise as the page has them. */
+const opener = (...parts) => () => openTokens(parts.filter(Boolean).join(' & '));
+const digits = (x) => Number(x.toPrecision(5));
 
 /** Two outlines over one axis: correct solid and blue, wrong dashed and orange. Each bin opens its tokens. */
-function histogram(r, title, data, note, signal) {
+function histogram(query, title, data, note, signal) {
   if (!data) return null;
   const { low, high, correct, wrong } = data;
   const bins = correct.length;
@@ -77,31 +72,26 @@ function histogram(r, title, data, note, signal) {
   const bin = (_, k) => {
     const [x, width] = column(k);
     const [from, to] = [edges[k], edges[k + 1]];
-    const isInside = (answer, t, group) => {
-      const v = answer[signal]?.[t];
-      if (!isKnown(v) || (signal === 'advantage' && !group.credited)) return false;
-      return (k === 0 || v >= from) && (k === bins - 1 || v < to); // the outermost bins hold what is beyond them
-    };
     const where = `${title} ${short(from)} to ${short(to)}`;
     const [right, other] = SIDES.map((side) => percent(data[side][k], 1));
     const label = `${where}: ${right} of the tokens of correct answers, ${other} of wrong ones`;
-    return openMark('bin', { x, width, y: 10, height: HIGH - 32 }, label, () => openTokens(where, r, isInside));
+    const name = signal === 'entropy' ? 'H' : 'A';
+    const inside = [k > 0 && `${name}>=${digits(from)}`, k < bins - 1 && `${name}<${digits(to)}`]; // the ends are open
+    const act = opener(query, ...inside, name === 'A' && !query.includes('credited') && 'credited');
+    return openMark('bin', { x, width, y: 10, height: HIGH - 32 }, label, act);
   };
   return spreadFigure(title, note, {
     label: `${title}: mean ${number(data.mean_correct)} in correct answers, ${number(data.mean_wrong)} in wrong ones`,
     parts: () => [
-      s('path.side-right', { d: outline(correct) }),
-      s('path.side-wrong', { d: outline(wrong) }),
-      across(y(0), 'grid'),
-      below(short(low), short(high)),
-      correct.map(bin),
+      SIDES.map((side) => s(`path.side-${sideClass(side === 'correct')}`, { d: outline(data[side]) })),
+      [across(y(0), 'grid'), below(short(low), short(high)), correct.map(bin)],
     ],
     csv: () => [['from', 'to', ...SIDES], ...correct.map((v, k) => [edges[k], edges[k + 1], v, wrong[k]])],
     key: SIDES.map((side) => sideKey(side, `, mean ${number(data[`mean_${side}`])}`)),
   });
 }
 
-function deciles(r, data) {
+function deciles(query, data) {
   if (!data) return null;
   const sides = SIDES.filter((name) => data[name]);
   const y = heightOf(Math.max(0.14, ...sides.flatMap((name) => data[name].shares)));
@@ -109,18 +99,17 @@ function deciles(r, data) {
     const [left, wide] = columnAt(10)(d);
     const width = (wide - 8) / sides.length;
     const look = { x: left + 4 + k * width, width: width - 1, y: y(v), height: y(0) - y(v) };
-    const top = short(data[name].tops[d]);
-    const label = `${name}, tenth ${d + 1} (entropy up to ${top}): ${percent(v, 1)} of the credit`;
-    return openMark(`bar-${sideClass(name === 'correct')}`, look, label, () => openTenth(r, name, data[name], d));
+    const { tops } = data[name];
+    const label = `${name}, tenth ${d + 1} (entropy up to ${short(tops[d])}): ${percent(v, 1)} of the credit`;
+    const inside = [name, 'credited', d > 0 && `H>${digits(tops[d - 1])}`, d < 9 && `H<=${digits(tops[d])}`];
+    return openMark(`bar-${sideClass(name === 'correct')}`, look, label, opener(query, ...inside));
   };
   const most = (name) => `: tenth with the highest entropy ${percent(data[name].shares[9], 1)}`;
   return spreadFigure('Share of |credit| by entropy', 'tokens in ten equal parts, by increasing entropy', {
     label: sides.map((name) => `${name}: ${data[name].shares.map((v) => percent(v, 1)).join(', ')}`).join('; '),
     parts: () => [
       sides.map((name, k) => data[name].shares.map(bar(name, k))),
-      across(y(0.1), 'even'),
-      across(y(0), 'grid'),
-      below('sure', 'unsure'),
+      [across(y(0.1), 'even'), across(y(0), 'grid'), below('sure', 'unsure')],
     ],
     csv: () => [
       ['outcome', 'tenth', 'highest_entropy', 'share_of_credit'],
@@ -130,31 +119,14 @@ function deciles(r, data) {
   });
 }
 
-/** Whether token t starts an occurrence of the word in its answer; a token that continues in letters belongs to it. */
-const startsWord = (word) => ({ tokens }, t) => {
-  const continues = (text, k) => /\p{L}$/u.test(text) && /^\p{L}/u.test(tokens[k] ?? '');
-  if (t > 0 && continues(tokens[t - 1], t)) return false;
-  let text = tokens[t];
-  for (let k = t + 1; continues(text, k); k++) text += tokens[k];
-  return text.trim() === word;
-};
-
-function wordButton(r, side, word) {
-  const starts = startsWord(word);
-  const test = (answer, t, group) => group.credited && isSide(answer, side) && starts(answer, t);
-  const onclick = () => openTokens(`“${brief(word)}” in ${side} answers`, r, test);
-  return h('button.word', { onclick }, h('code', brief(word)));
-}
-
-function wordTable(r, side, title, words) {
+function wordTable(query, side, title, words) {
   const top = Math.max(...words.map((w) => Math.abs(w.extra)), 1e-9);
-  const extra = (w) => {
-    const share = `${(100 * Math.abs(w.extra)) / top}%`;
-    return h('td.extra', { '--share': share }, signed(w.extra, (x) => percent(x, 1)));
-  };
-  const rows = words.map((w) => [wordButton(r, side, w.word), whole(w.uses), extra(w)]);
-  return h(
-    `div.chart.words.${sideClass(side === 'correct')}`,
+  const extra = (w) =>
+    h('td.extra', { '--share': `${(100 * Math.abs(w.extra)) / top}%` }, signed(w.extra, (x) => percent(x, 1)));
+  const button = ({ word }) =>
+    h('button.word', { onclick: opener(`"${word}"`, side, 'credited', query) }, h('code', brief(word)));
+  const rows = words.map((w) => [button(w), whole(w.uses), extra(w)]);
+  return h(`div.chart.words.${sideClass(side === 'correct')}`,
     h('h3', title),
     h('p.quiet', `in ${side} answers: |advantage| relative to the mean token of the same answer`),
     words.length ? table('', ['word', 'uses', 'relative to the mean'], rows) : quiet('Too few words.'),
@@ -163,34 +135,32 @@ function wordTable(r, side, title, words) {
 
 function spreadOf(run, r) {
   const { credit } = run;
+  const { words } = credit;
+  const query = manyRuns() ? `run=${r + 1}` : '';
   if (!credit.entropy && !credit.credit)
     return h('p.calm', 'No entropy or credit was recorded, so there is nothing to show here.');
-  const { words } = credit;
   const parts = (shares) => shares.map((v) => percent(v)).join(', ');
   const groups = plural(run.groups.length, 'group');
   const over = `Over the ${whole(credit.tokens)} trained tokens of the ${groups} in this page.`;
   return [
     credit.blame &&
-      h(
-        'p',
+      h('p',
         `In wrong answers ${parts(credit.blame)} of the blame fall before, at and after the first token that differs `,
         `from the nearest correct answer; spread evenly, as by GRPO, it would be ${parts(credit.blame_even)}.`,
       ),
     h('p.quiet', `${over} Credit is the advantage used in training. Click a bar or a word to see its tokens.`),
-    h(
-      'div.charts',
-      histogram(r, 'Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis', 'entropy'),
-      histogram(r, 'Credit', credit.credit, 'advantage of tokens, without groups that have no signal', 'advantage'),
-      deciles(r, credit.deciles),
+    findForm(''),
+    h('div.charts',
+      histogram(query, 'Entropy', credit.entropy, 'of tokens, in nats; logarithmic axis', 'entropy'),
+      histogram(query, 'Credit', credit.credit, 'advantage of tokens, without groups that have no signal', 'advantage'),
+      deciles(query, credit.deciles),
     ),
     words &&
-      h(
-        'div.charts.two',
-        wordTable(r, 'correct', 'Words with the most credit', words.correct),
-        wordTable(r, 'wrong', 'Words with the most penalty', words.wrong),
+      h('div.charts.two',
+        wordTable(query, 'correct', 'Words with the most credit', words.correct),
+        wordTable(query, 'wrong', 'Words with the most penalty', words.wrong),
       ),
-    !words &&
-      credit.credit &&
+    !words && credit.credit &&
       h('p.calm', 'Every token of an answer got the same credit (as with GRPO), so no word stands out.'),
   ];
 }

@@ -9,8 +9,7 @@ const view = {
   scale: null, // the colours of its signal
   look: '', // the settings that it is drawn with
   column: 0, // first position of the column view
-  compared: {}, // answers chosen for the view of the three methods, and its settings if changed
-  what: null,
+  what: null, // settings of the first rule that were changed where rules are compared
   pinned: null, // the token that was clicked, and the last one under the pointer
   hovered: null,
   hits: null, // groups that the search found
@@ -20,9 +19,8 @@ const view = {
 const DEFAULTS = {
   mode: 'text', // or columns, methods, same
   signal: 'relative',
-  only: 'all', // which answers, in which order, folded or not
+  only: 'all', // which answers, in which order
   sort: 'given',
-  fold: 'yes',
   more: '', // yes: further controls are unfolded
   with: 'all', // which groups, of which run, in which order
   in: '',
@@ -37,6 +35,9 @@ const DEFAULTS = {
   seeds: '', // each, mean; empty: mean if an arm has several runs
   hide: '', // runs that are hidden in the curves
   shown: '', // the run of the credit view
+  find: '', // the query of the list of tokens
+  rule: '', // the two rules that are compared
+  than: '',
 };
 const state = { ...DEFAULTS };
 let viewName = 'overview';
@@ -56,7 +57,8 @@ function fullAddress() {
 /** Keep the address in step with the page. */
 function remember() {
   const address = fullAddress();
-  if (!history.state?.full || address !== location.hash) history.replaceState({ full: true }, '', address);
+  if (!history.state?.full || address !== location.hash)
+    history.replaceState({ ...history.state, full: true }, '', address);
 }
 
 /** Set entries of the state and remember them. */
@@ -91,7 +93,7 @@ function findAddress(wish) {
 function readAddress() {
   const wish = new URLSearchParams(location.hash.replace(/^#/, ''));
   if (history.state?.full) Object.assign(state, DEFAULTS);
-  else Object.assign(state, { token: '', chart: '' });
+  else Object.assign(state, { token: '', chart: '', find: '' });
   for (const name of Object.keys(DEFAULTS)) if (wish.has(name)) state[name] = wish.get(name);
   return [Object.keys(VIEWS).find((name) => wish.has(name)), findAddress(wish)];
 }
