@@ -17,15 +17,17 @@ from dew.run.config import make_run
 from dew.run.folder import RunFolder
 
 
-def test_names_are_spelled_as_dew_does_and_own_classes_as_typed(tmp_path):
+def test_algorithms_are_named_by_their_labels(tmp_path):
     code = "from dew.algorithms import GRPO\n\nclass Rule(GRPO):\n    name = 'rule_to_compare'\n"
     (tmp_path / "compared_rules.py").write_text(code)
     own = f"{tmp_path}/compared_rules.py:Rule"
-    assert command._algorithms(f"GTPO, grpo-s, {own}") == {
+    assert command._algorithms(f"GTPO, grpo-s, {own}") == {"gtpo": "GTPO", "grpo_s": "grpo-s", "rule_to_compare": own}
+    typed = {
         "gtpo": "gtpo",
-        "grpo_s": "grpo_s",
-        "rule_to_compare": own,
+        "gtpo(entropy_clip=(0.01,5.0),alpha2=0.2)": "gtpo(alpha2=0.2, entropy_clip=(0.01, 5.0))",
+        "rule_to_compare(clip_low=0.1)": f"{own}(clip_low=0.1)",
     }
+    assert command._algorithms(",".join(typed.values())) == typed
     with pytest.raises(ConfigError, match="Did you mean 'gtpo'"):
         command._algorithms("gtop")
     with pytest.raises(ConfigError, match="''"):
@@ -33,8 +35,10 @@ def test_names_are_spelled_as_dew_does_and_own_classes_as_typed(tmp_path):
     (tmp_path / "others.py").write_text(code)
     with pytest.raises(ConfigError, match="have the same name, 'rule_to_compare'"):
         command._algorithms(f"{own},{tmp_path}/others.py:Rule")
-    with pytest.raises(ConfigError, match="gtpo and gtpo have the same name"):
-        command._algorithms("gtpo,GTPO")
+    with pytest.raises(ConfigError, match=r"gtpo and GTPO\(alpha2=0.1\) have the same name"):
+        command._algorithms("gtpo,GTPO(alpha2=0.1)")
+    with pytest.raises(ConfigError, match="give alpha2 different values"):
+        command._algorithms("gtpo(alpha2=0.1)", {"alpha2": 0.2})
     with pytest.raises(ConfigError, match="grpo has no setting 'alpha2'"):  # before the first run starts
         command._algorithms("gtpo,grpo", make_run({"algorithm_kwargs": '{"alpha2": 0.2}'}).algorithm_settings)
 
@@ -79,7 +83,8 @@ def test_runs_at_a_time(flags, expected, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_comparison_killed_half_way_resumes(tmp_path):
-    words = ["compare", "tiny/countdown", "--algorithms", "gtpo,grpo", "--seeds", "1", "--parallel", "1", "--out", "c"]
+    words = ["compare", "tiny/countdown", "--algorithms", "gtpo(pool=outcome),grpo", "--seeds", "1"]
+    words += ["--parallel", "1", "--out", "c"]
     words += ["--max_steps", "4", "--scores", "{problems: 8, k: 4}", "--save_steps", "1"]
     typed = [sys.executable, "-m", "dew.cli", *words]
     running = subprocess.Popen(typed, cwd=tmp_path)
@@ -87,13 +92,15 @@ def test_a_comparison_killed_half_way_resumes(tmp_path):
         assert running.poll() is None
     running.terminate()
     assert running.wait() == 1
-    first = (tmp_path / "c" / "gtpo-seed0" / "run.json").read_text()
+    home = tmp_path / "c" / "gtpo_pool_outcome-seed0"
+    first = (home / "run.json").read_text()
+    assert json.loads(first)["algorithm"]["settings"]["pool"] == "outcome"
     done = subprocess.run(typed, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "1 finished, 1 to do" in done.stdout and "with one run each" in done.stdout
-    assert (tmp_path / "c" / "gtpo-seed0" / "run.json").read_text() == first
+    assert (home / "run.json").read_text() == first
     result = json.loads((tmp_path / "c" / "compare.json").read_text())
-    assert [(r["arm"], r["seed"]) for r in result["runs"]] == [("gtpo", 0), ("grpo", 0)]
+    assert [(r["arm"], r["seed"]) for r in result["runs"]] == [("gtpo(pool=outcome)", 0), ("grpo", 0)]
     assert {d["unit"] for d in result["differences"] if d["score"] != "area"} == {"problems"}
     assert (tmp_path / "c" / "compare.md").exists() and (tmp_path / "c" / "report.html").exists()
     steps = [m["step"] for m in RunFolder(tmp_path / "c" / "grpo-seed0").metrics()]

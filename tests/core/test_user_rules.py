@@ -23,6 +23,7 @@ class Mine(GRPO):
 DEEDS = {
     "sys.exit(0)": "exit with code 0",
     "os._exit(0)": "exit with code 0",
+    "os.fork()": "fork the process",
     "while True: pass": "longer than 1 s",
     "while True:\n            try: time.sleep(9)\n            except Exception: pass": "longer than 1 s",
 }
@@ -51,11 +52,10 @@ def test_a_rule_that_ends_or_outlasts_the_run_is_named(rule, deed):
         advantages()
 
 
-def test_a_rule_that_forks_trains_once_and_prints_text_only(rule, capsys):
-    rule("", r"os.fork(); print('\x1b[2Jcleared\x07')")
-    before = os.getpid(), os._exit
-    assert advantages().shape == (1, 2, 3) and before == (os.getpid(), os._exit)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 1
+def test_a_rule_prints_text_only(rule, capsys):
+    rule("", r"print('\x1b[2Jcleared\x07')")
+    before = os._exit, os.fork
+    assert advantages().shape == (1, 2, 3) and before == (os._exit, os.fork)
     assert capsys.readouterr().out == "·[2Jcleared·\n"
 
 
@@ -66,3 +66,15 @@ def test_dew_train_does_not_end_well_if_the_rule_exits(rule, dew, tmp_path):
     (tmp_path / "r.yaml").write_text(json.dumps({**settings, "output_dir": "run", "max_completion_length": 24}))
     code, _, err = dew("train", "r.yaml", "--algorithm", "rule.py:Mine")
     assert code == 1 and "Mine.advantages tried to exit with code 0 at rule.py, line 8." in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    "deed", ["os._exit(0)", "os.fork()", "while True: pass", r"raise ValueError('\x1b[2Jcleared')"]
+)
+def test_dew_lab_does_not_call_a_study_done_if_the_rule_misbehaves(rule, dew, deed, tmp_path):
+    rule(
+        "calls = []", f"calls.append(0)\n        if len(calls) < 3: return super().advantages(rollouts)\n        {deed}"
+    )
+    code, out, err = dew("lab", "--quick", "dapo", "rule.py:Mine", "--seeds", "1", "--generations", "2", "-o", "study")
+    assert code == 1 and err.count("error: ") == 1 and "rule.py, line 1" in " ".join(err.split())
+    assert "\x1b[2J" not in out + err and not [*tmp_path.rglob("run.json"), *tmp_path.rglob("summary.md")]

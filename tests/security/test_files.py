@@ -19,10 +19,11 @@ from safetensors.torch import save_file
 
 from attacks import FAMILIES
 from dew.engines.trl.checkpoints import find_problem, write_manifest
-from dew.errors import RecordError
+from dew.errors import ConfigError, RecordError
 from dew.files import stay_inside, write_atomically
 from dew.report import build
 from dew.run import models
+from dew.run.config import make_run
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord
 
@@ -185,6 +186,28 @@ def test_an_ordinary_model_passes_and_is_not_tried_again(here, monkeypatch):
     put(Path("model/config.json"), {"hidden_act": "relu"})
     with pytest.raises(TypeError):  # changed: tried again
         models.check_model("model", "model")
+
+
+def test_the_revision_that_is_loaded_is_the_one_that_is_tried(here, monkeypatch):
+    from dew.engines.trl import DewConfig, DewTrainer
+    from dew.engines.trl.launch import build_trainer, parse
+
+    asked = []
+
+    def download(name, revision=None, **_):
+        asked.append((name, revision))
+        raise OSError
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    run = make_run({**SMALL, "model_name_or_path": "me/mine", "model_revision": "v2"}, source="r.yaml")
+    for begin in (
+        lambda: build_trainer(parse(run)),
+        lambda: DewTrainer("me/mine", [len], DewConfig("out", use_cpu=True, model_init_kwargs={"revision": "v2"})),
+    ):
+        asked.clear()
+        with pytest.raises((ConfigError, OSError)):
+            begin()
+        assert asked and set(asked) == {("me/mine", "v2")}
 
 
 @pytest.mark.parametrize("name", ["dew_manifest.json", "trainer_state.json"])

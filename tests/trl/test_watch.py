@@ -151,8 +151,12 @@ def test_a_trainer_with_its_own_loss_as_in_unsloth(tmp_path, monkeypatch):
     assert not any(answer.entropy for group in run.records() for answer in group.answers)
 
 
-def test_mistakes_are_named(tmp_path):
-    with pytest.raises(ConfigError, match="not a GRPOTrainer"):
+def test_mistakes_are_named(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="not a GRPOTrainer") as error:
+        dew.watch(tiny.model())
+    assert "unsloth" not in str(error.value)
+    with monkeypatch.context() as imported, pytest.raises(ConfigError, match="Import unsloth before dew"):
+        imported.setitem(sys.modules, "unsloth", object())
         dew.watch(tiny.model())
     with pytest.raises(ConfigError, match="outcome"):
         dew.watch(plain(tmp_path), outcome_reward="outcom")

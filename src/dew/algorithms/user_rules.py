@@ -1,6 +1,7 @@
 """What a rule of your own, given as `file.py:Class`, may do while it runs: compute, for a limited time.
 
-It runs in the training process. If it hangs, ends the process or forks, the run must not look finished or run twice.
+It runs in the training process. If it hangs, ends the process or forks, the run must not look finished, nor leave a
+process behind that holds its folder.
 """
 
 import functools
@@ -21,8 +22,8 @@ SECONDS = 300.0
 _running = False
 
 
-class _Late(BaseException):
-    """Not an Exception, which the rule might catch."""
+class _Stopped(BaseException):
+    """What the rule did. Not an Exception, which the rule might catch."""
 
 
 class _Clean(io.TextIOBase):
@@ -50,28 +51,27 @@ def limited(name: str) -> Iterator[None]:
         return
 
     def late(*_: Any) -> NoReturn:
-        raise _Late(f"took longer than {SECONDS:g} s")
+        raise _Stopped(f"took longer than {SECONDS:g} s")
 
     def leave(code: int) -> NoReturn:
-        if os.getpid() != pid:
-            exit_process(code)
         raise SystemExit(code)
 
-    pid, exit_process, before = os.getpid(), os._exit, signal.signal(signal.SIGALRM, late)
+    def fork() -> NoReturn:
+        raise _Stopped("tried to fork the process")
+
+    functions, before = (os._exit, os.fork), signal.signal(signal.SIGALRM, late)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    os._exit, _running = leave, True  # type: ignore[assignment]
+    os._exit, os.fork, _running = leave, fork, True  # type: ignore[assignment]
     try:
         with redirect_stdout(_Clean(sys.stdout)), redirect_stderr(_Clean(sys.stderr)):
             yield
-    except (SystemExit, _Late) as error:
+    except (SystemExit, _Stopped) as error:
         what = f"tried to exit with code {error.code}" if isinstance(error, SystemExit) else str(error)
         raise ConfigError(Problem(f"{name} {what}{user_line(error)}.", remedy="Correct the rule.")) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before or signal.SIG_DFL)
-        os._exit, _running = exit_process, False  # type: ignore[assignment]
-        if os.getpid() != pid:  # it forked: only the original process trains
-            os._exit(1)
+        (os._exit, os.fork), _running = functions, False
 
 
 def _is_main() -> bool:

@@ -1,6 +1,7 @@
 """`dew compare`: several algorithms with several seeds each, and which differences are larger than noise."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 PER_RUN = ("algorithm", "seed", "output_dir")
 """Settings that the comparison chooses for each run."""
 CONFIG = "recipe.yaml"
+BETWEEN = re.compile(r",(?![^()]*(?:\([^()]*\)[^()]*)*\))")
+"""The commas between algorithms, not those in `gtpo(pool=outcome,entropy_clip=(0.01,5))`."""
 
 
 @app.command(context_settings=PASS_ON)
@@ -37,7 +40,7 @@ def compare(
     context: typer.Context,
     recipe: Annotated[Path, typer.Argument(help="A YAML file, or a recipe name such as tiny/countdown.")],
     algorithms: Annotated[
-        str, typer.Option(help="Names or file.py:Class, comma-separated, the baseline first.")
+        str, typer.Option(help="NAME, 'NAME(setting=value)' or file.py:Class, comma-separated, the baseline first.")
     ] = "dapo,gtpo,grpo_s,grpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
@@ -87,17 +90,18 @@ def compare(
 
 
 def _algorithms(text: str, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Name -> what `--algorithm` takes: the name as dew spells it, or file.py:Class. `settings`: algorithm_kwargs."""
-    from dew.algorithms import get_algorithm
+    """The label of each algorithm -> what was typed, which `--algorithm` takes. `settings`: algorithm_kwargs."""
+    from dew.algorithms import get_algorithm, parse_algorithm, split_algorithm
 
     found: dict[str, str] = {}
-    for word in map(str.strip, text.split(",")):
-        name = get_algorithm(word, **(settings or {})).name
-        value = word if ":" in word else name
-        if name in found:
-            what = f"algorithms: {found[name]} and {value} have the same name, {name!r}."
+    for word in map(str.strip, BETWEEN.split(text)):
+        name, both = split_algorithm(word, settings)
+        get_algorithm(name, **both)
+        label = parse_algorithm(word).label
+        if label in found:
+            what = f"algorithms: {found[label]} and {word} have the same name, {label!r}."
             raise ConfigError(Problem(what, remedy="Give each algorithm once, and each class a name of its own."))
-        found[name] = value
+        found[label] = word
     return found
 
 
@@ -116,16 +120,16 @@ def train_grid(
     run: Run, folder: Path, algorithms: Mapping[str, str], seeds: Sequence[int], parallel: int, *, quiet: bool = False,
     every: int = 0,
 ) -> list["Result"]:  # fmt: skip
-    """Train every algorithm (name -> what `--algorithm` takes) with every seed and read the results.
+    """Train every algorithm (label -> what `--algorithm` takes) with every seed and read the results.
 
     Finished runs are kept. `every`: print a line for so many steps of each run; 0: when a run ends.
     """
-    from dew.algorithms import get_algorithm, source_digest
+    from dew.algorithms import parse_algorithm, source_digest
     from dew.compare import read_result
     from dew.compare.grid import Cell, finish, open_grid
 
     say: Callable[[str], None] = (lambda _: None) if quiet else out.print
-    sources = {name: source_digest(type(get_algorithm(word))) for name, word in algorithms.items() if ":" in word}
+    sources = {name: source_digest(type(parse_algorithm(word))) for name, word in algorithms.items() if ":" in word}
     cells = [Cell(name, seed, source=sources.get(name, "")) for seed in seeds for name in algorithms]
     todo = open_grid(folder, cells, run.to_dict(), say=say)  # seed by seed: early results are balanced
     write_atomically(folder / CONFIG, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())

@@ -180,7 +180,9 @@ def model_of(parsed: "Parsed") -> Model:
     model, args = parsed.model, parsed.args
     name, trusted = model.model_name_or_path, args.trust_remote_code
     try:
-        config = AutoConfig.from_pretrained(find_model(name), revision=model.model_revision, trust_remote_code=trusted)
+        revision = model.model_revision
+        folder = find_model(name, revision=revision)
+        config = AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trusted)
         with torch.device("meta"):  # takes no memory
             empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
             empty = get_peft_model(empty, get_peft_config(model)) if model.use_peft else empty
@@ -208,8 +210,9 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     from dew.compare.sampling import prompt_text
 
     model, wanted, args = model_of(parsed), parsed.model, parsed.args
-    folder, trusted = find_model(wanted.model_name_or_path), args.trust_remote_code
-    tokenizer = AutoTokenizer.from_pretrained(folder, revision=wanted.model_revision, trust_remote_code=trusted)
+    revision, trusted = wanted.model_revision, args.trust_remote_code
+    folder = find_model(wanted.model_name_or_path, revision=revision)
+    tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trusted)
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-256:]
     prompt = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     gpu = None if args.use_cpu else next(iter(gpus()), None)

@@ -181,7 +181,7 @@ def build_trainer(parsed: Parsed) -> Any:
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
-    folder = find_model(model.model_name_or_path)
+    folder = find_model(model.model_name_or_path, revision=model.model_revision)
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}

@@ -71,7 +71,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         check_not_unsloth()
         metrics.show_logs()
         if isinstance(model, str):
-            model = find_model(model, "model")
+            model = find_model(model, "model", (getattr(args, "model_init_kwargs", None) or {}).get("revision"))
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")

@@ -41,7 +41,8 @@ def watch(
     """
     if not isinstance(trainer, GRPOTrainer):
         what = f"dew.watch: {type(trainer).__name__} is not a GRPOTrainer of TRL."
-        raise ConfigError(Problem(what, remedy="Pass the trainer object: dew.watch(GRPOTrainer(...))."))
+        late = " Import unsloth before dew." if "unsloth" in sys.modules else ""  # it replaces TRL's class
+        raise ConfigError(Problem(what, remedy=f"Pass the trainer object: dew.watch(GRPOTrainer(...)).{late}"))
     if isinstance(trainer, DewTrainer | Watched):
         return trainer  # it writes all of this already
     names, args = list(trainer.reward_func_names), trainer.args
