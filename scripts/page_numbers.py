@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, stdev
+from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 from dew.compare import Difference, Interval, paired, statistics
 from dew.compare.statistics import holm, pass_at_k
 from dew.compare.verdicts import markdown_table, signed
+from dew.report import benchmark
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
@@ -123,6 +125,17 @@ def seeds_needed(difference: float, like: Difference) -> int:
 def lora(row: str, score: int) -> list[float]:
     """The summary of 20 paired seeds that a prototype printed."""
     return stored("lora-20-seeds.json")["table"][row][score]
+
+
+@cache
+def replication(one: str, other: str, score: str = "pass@1") -> Difference:
+    """The benchmark's replication on GSM8K."""
+    with TemporaryDirectory() as work:
+        runs = benchmark.read(RESULTS / "benchmark", Path(work))["replication-A"]
+    values = {arm: {r.seed: r.scores[score] for r in of} for arm, of in benchmark.by_arm(runs).items()}
+    found = paired(values[one], values[other], arm=one, baseline=other, score=score)
+    assert found
+    return found
 
 
 @cache
