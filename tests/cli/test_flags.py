@@ -53,10 +53,10 @@ def test_other_words_are_refused(word):
 def test_flags_override_the_file(tmp_path):
     path = tmp_path / "my.yaml"
     path.write_text(
-        "task: chain\nseed: 1\nproblems: 8\nverl: {trainer: {nnodes: 1, logger: x}, +a.b: 1}\nengine: verl\n"
+        "task: gsm8k\nseed: 1\nproblems: 8\nverl: {trainer: {nnodes: 1, logger: x}, +a.b: 1}\nengine: verl\n"
     )
     run, typed = load_run(path, ["--seed", "2", "--problems=9", "trainer.nnodes=8", "a.b=2"])
-    assert run.settings == {"seed": 2} and run.problems == 9 and run.task == "chain" and run.source == str(path)
+    assert run.settings == {"seed": 2} and run.problems == 9 and run.task == "gsm8k" and run.source == str(path)
     assert run.verl == {"trainer.logger": "x", "trainer.nnodes": 8, "a.b": 2}
     assert set(typed) == {"seed", "problems", "verl.trainer.nnodes", "verl.a.b"}
 

@@ -8,7 +8,7 @@ import pytest
 from dew.compare import Sampling, compare_scores, evaluate, sample
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
-from dew.tasks import TINY, Chain, Countdown, model_folder
+from dew.tasks import TINY, Countdown, model_folder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -112,13 +112,13 @@ def test_bundled_model_matches_its_card(tiny):
 
 
 def test_scores_contain_every_answer(tiny, tmp_path):
-    rows = Chain(steps=(2, 3)).rows(3, split="held_out")
-    scores = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32)
+    rows = Countdown(numbers=3).rows(3, split="held_out")
+    scores = evaluate(*tiny, rows, verifier("countdown"), k=2, max_new_tokens=32)
     scores.write(tmp_path / "kept.json")
     data = json.loads((tmp_path / "kept.json").read_text())
-    assert (data["task"], data["n_problems"], data["k"]) == ("chain", 3, 2)
+    assert (data["task"], data["n_problems"], data["k"]) == ("countdown", 3, 2)
     assert [problem["prompt"] for problem in data["problems"]] == [row["prompt"] for row in rows]
-    again = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32)
+    again = evaluate(*tiny, rows, verifier("countdown"), k=2, max_new_tokens=32)
     assert compare_scores(scores, again)["mean@2"].equal
 
 
@@ -127,7 +127,7 @@ def test_scores_contain_every_answer(tiny, tmp_path):
 
 def scored(tiny, *values):
     """Scores of three answers to one problem with these rewards."""
-    return evaluate(*tiny, Chain().rows(1), lambda completions, **_: list(values), k=3, max_new_tokens=2)
+    return evaluate(*tiny, Countdown().rows(1), lambda completions, **_: list(values), k=3, max_new_tokens=2)
 
 
 def test_answers_without_a_finite_reward_count_as_zero(tiny, caplog):
@@ -151,4 +151,4 @@ def test_rows_need_prompts_and_a_verifier(tiny):
         evaluate(*tiny, Countdown().rows(1))
     for rows in ([], [{"problem": "1+1"}]):
         with pytest.raises(ConfigError, match="rows are empty or have no column `prompt`"):
-            evaluate(*tiny, rows, verifier("chain"))
+            evaluate(*tiny, rows, verifier("countdown"))

@@ -106,21 +106,17 @@ def test_truncated_answers_fail(settings):
     assert "max_completion_length=4" in found.says and "to 8" in found.remedy
 
 
-def test_unparsable_golds_are_counted_and_shown(settings, tmp_path):
-    rows = [{"prompt": f"{i};+1:", "answer": f"{i + 1} apples" if i % 3 == 0 else str(i + 1)} for i in range(48)]
-    task = {"task": problem_file(tmp_path, rows), "verifier": "chain", "problems": 24}
-    found = look({**settings, **task})["gold"]
-    assert found.status == "failed" and 0 < found.facts["correct"] < 24
-    assert f"{24 - found.facts['correct']} of 24 gold answers" in found.says and "apples" in found.says
+def digits(completions, answer, **_):
+    return [float(text == gold and gold.isdecimal()) for text, gold in zip(completions, answer, strict=True)]
 
 
-def test_exactly_the_bad_golds_are_found():
-    rows = [{"prompt": f"{i};+1:", "answer": str(i + 1)} for i in range(200)]
-    rows[7]["answer"] = "eight"
-    data = Data(rows, [verifier("chain")])
-    said = check_golds(data, 0, 0.5)
-    assert said.status == "warning" and said.facts["not_accepted"] == [7], "one in 200 is only worth a warning"
-    assert "row 7: 'eight'" in said.says
+@pytest.mark.parametrize(("bad", "status"), [([7], "warning"), ([7, 8, 9], "failed")])
+def test_exactly_the_bad_golds_are_found(bad, status):
+    """One in 200 is only worth a warning."""
+    rows = [{"prompt": f"{i}+1=", "answer": "eight" if i in bad else str(i + 1)} for i in range(200)]
+    said = check_golds(Data(rows, [digits]), 0, 0.5)
+    assert said.status == status and said.facts["not_accepted"] == bad
+    assert f"{len(bad)} of 200 gold answers, e.g. row 7: 'eight'" in said.says
 
 
 def test_a_gold_that_makes_the_verifier_raise_fails():

@@ -76,7 +76,7 @@ def correct_answers(row: Row) -> list[str]:
     answers = [text for text in given if text and text != gold][:1]
     if gold is not None:
         worked = answers[0] if answers else gold
-        answers += [gold, f"\\boxed{{{gold}}}", f"{gold}+0={gold}", f"<answer>{gold}</answer>", f"#### {gold}"]
+        answers += [gold, f"\\boxed{{{gold}}}", f"<answer>{gold}</answer>", f"#### {gold}"]
         answers.append(f"<think>{worked}</think>\\boxed{{{gold}}}")
         answers.append(f"<think>\n{worked}\n</think>\n<answer>\n{gold}\n</answer>")
     return answers

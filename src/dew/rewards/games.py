@@ -1,8 +1,8 @@
-"""Verifiers of the arithmetic games: countdown, chain, and TinyZero's countdown (`equation`).
+"""Verifiers of the arithmetic games: countdown, and TinyZero's countdown (`equation`).
 
 Answers are parsed by these grammars; nothing is evaluated as code.
 
-countdown, chain: answer = step (";" step)*    step = number op number "=" number    op = + | - | *
+countdown: answer = step (";" step)*    step = number op number "=" number    op = + | - | *
 equation: sum = product ([+-] product)*    product = atom ([*/] atom)*    atom = number | "(" sum ")" | "-" atom
 """
 
@@ -47,15 +47,6 @@ def check_countdown(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdic
     return Verdict("correct" if reached else "wrong", text.strip())
 
 
-def check_chain(text: str, *, answer: Any) -> Verdict:
-    """Correct if the last step's result is `answer`; the steps before it are not checked."""
-    steps = parse_steps(text)
-    if steps is None:
-        return Verdict("unparsable")
-    result = steps[-1][3]
-    return Verdict("correct" if result == int(answer) else "wrong", str(result))
-
-
 def check_equation(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict:
     """Correct if the expression uses exactly `numbers` and equals `answer`. A trailing `= 98` is ignored."""
     found = find_answer(text)
@@ -97,5 +88,4 @@ def _evaluate(tokens: list[str], operators: tuple[str, ...] = ("+-", "*/")) -> F
 
 
 countdown = Verifier("countdown", ("numbers", "answer"), check_countdown)
-chain = Verifier("chain", ("answer",), check_chain)
 equation = Verifier("equation", ("numbers", "answer"), check_equation)

@@ -15,7 +15,6 @@ Completion = str | Sequence[Mapping[str, Any]]
 
 VERIFIERS = {
     "countdown": "dew.rewards.games:countdown",
-    "chain": "dew.rewards.games:chain",
     "equation": "dew.rewards.games:equation",
     "countdown-tinyzero": "dew.rewards.games:equation",
     **dict.fromkeys(("math", "gsm8k", "math500", "aime24", "aime25", "amc23", "dapo17k"), "dew.rewards.math:math"),

@@ -1,20 +1,18 @@
-"""Problems with gold answers: two generated games, reasoning-gym, well-known data sets by name, and files."""
+"""Problems with gold answers: a generated game, reasoning-gym, well-known data sets by name, and files."""
 
 from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.base import Row, Task, overlap
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, first_columns
-from dew.tasks.games import TINY, Chain, Countdown, model_folder
+from dew.tasks.games import TINY, Countdown, model_folder
 from dew.tasks.gym import PREFIX, Gym
 
-__all__ = ["TINY", "Chain", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
-
-GAMES: dict[str, type[Countdown] | type[Chain]] = {"countdown": Countdown, "chain": Chain}
+__all__ = ["TINY", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -25,8 +23,8 @@ def task(name: str, **settings: Any) -> Task:
     A file or folder with a column `prompt` and none named `problem` has ready-made prompts, unless settings of the
     `problem` form are given.
     """
-    if name in GAMES:
-        return _build(GAMES[name], name, settings)
+    if name == "countdown":
+        return _build(Countdown, name, settings)
     if name.startswith(PREFIX):
         return Gym(name, **settings)
     if name in PRESETS:
@@ -36,10 +34,10 @@ def task(name: str, **settings: Any) -> Task:
         if not changed and {"prompt", "problem"} & first_columns(name, settings.get("train") or "train") == {"prompt"}:
             settings = {"prompt": "prompt", **settings}
         return _build(custom, name, settings, path=name)
-    raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))
+    raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, ("countdown", *PRESETS)))
 
 
-KINDS = {int: "a whole number", tuple[int, int]: "a list of two whole numbers", Sequence[str]: "a list of text"}
+KINDS = {int: "a whole number", Sequence[str]: "a list of text"}
 """Types of settings in words; the others are text."""
 
 
@@ -57,6 +55,6 @@ def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **
 
 
 def _fits(value: Any, wanted: Any) -> bool:
-    if wanted in (tuple[int, int], Sequence[str]):
-        return isinstance(value, list | tuple) and all(isinstance(x, get_args(wanted)) for x in value)
+    if wanted == Sequence[str]:
+        return isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
     return isinstance(value, wanted) and not isinstance(value, bool)
