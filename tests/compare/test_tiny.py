@@ -82,7 +82,7 @@ def test_seed_is_reproducible_and_does_not_touch_the_global_rng(tiny):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+@pytest.mark.parametrize("batch_size", [3, 100])
 def test_every_prompt_gets_k_answers_for_any_batch_size(tiny, greedy_texts, batch_size: int):
     samples = sample(*tiny, PROMPTS[:3], Sampling(k=4, batch_size=batch_size, max_new_tokens=32))
     assert [len(group) for group in samples] == [4, 4, 4]
@@ -105,10 +105,10 @@ def test_bundled_model_matches_its_card(tiny):
     model, tokenizer = tiny
     assert 500_000 < sum(p.numel() for p in model.parameters()) < 1_500_000
     assert (TINY / "README.md").exists()
-    scores = evaluate(model, tokenizer, Countdown(), n_problems=64, k=16, max_new_tokens=32)
+    scores = evaluate(model, tokenizer, Countdown(), n_problems=32, k=16, max_new_tokens=32)
     assert 0.12 < scores["pass@1"].value < 0.30
     assert scores["pass@16"].value > 0.70
-    assert scores.statuses["unparsable"] < 0.02 * 64 * 16 and scores.truncated_share < 0.02
+    assert scores.statuses["unparsable"] < 0.02 * 32 * 16 and scores.truncated_share < 0.02
 
 
 def test_scores_contain_every_answer(tiny, tmp_path):

@@ -14,6 +14,8 @@ from dew.tasks.gym import PREFIX, Gym
 
 __all__ = ["TINY", "Countdown", "Row", "Task", "model_folder", "overlap", "task"]
 
+GAMES: dict[str, Callable[..., Task]] = {"countdown": Countdown}
+
 
 def task(name: str, **settings: Any) -> Task:
     """`task("countdown", numbers=3)`, `task("gsm8k")`, or `task("problems.jsonl", prompt="question", answer="gold")`.
@@ -23,8 +25,8 @@ def task(name: str, **settings: Any) -> Task:
     A file or folder with a column `prompt` and none named `problem` has ready-made prompts, unless settings of the
     `problem` form are given.
     """
-    if name == "countdown":
-        return _build(Countdown, name, settings)
+    if name in GAMES:
+        return _build(GAMES[name], name, settings)
     if name.startswith(PREFIX):
         return Gym(name, **settings)
     if name in PRESETS:
@@ -34,7 +36,7 @@ def task(name: str, **settings: Any) -> Task:
         if not changed and {"prompt", "problem"} & first_columns(name, settings.get("train") or "train") == {"prompt"}:
             settings = {"prompt": "prompt", **settings}
         return _build(custom, name, settings, path=name)
-    raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, ("countdown", *PRESETS)))
+    raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))
 
 
 KINDS = {int: "a whole number", Sequence[str]: "a list of text"}

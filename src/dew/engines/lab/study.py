@@ -220,7 +220,7 @@ def _write(folder: Path, task: str, facts: Json, stack: Stack, i: int) -> None:
 
 def write_run(
     study: Path, cell: Cell, facts: Mapping[str, Any], metrics: Sequence[Json], records: Sequence[GroupRecord] = (),
-    scores: Mapping[str, float] | None = None, solved: Sequence[Sequence[int]] = (),
+    solved: Sequence[Sequence[int]] = (),
 ) -> None:  # fmt: skip
     """Write a finished run into its folder, run.json last. `facts` include the settings of the study.
 
@@ -230,7 +230,7 @@ def write_run(
     run.write_metrics(metrics)
     for step, groups in groupby(records, key=lambda group: group.step):
         run.write_records(step, groups)
-    found = {name: {"value": value} for name, value in (scores or scores_of(metrics, "model" in settings)).items()}
+    found = {name: {"value": value} for name, value in scores_of(metrics, "model" in settings).items()}
     entry = {"when": "after", "task": cell.task, "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
     run.write_scores([{**entry, "scores": found, "solved": [list(counts) for counts in solved]}])
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})
