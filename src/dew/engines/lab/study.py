@@ -31,9 +31,10 @@ from dew.engines.lab.stack import Replica, Settings, Stack
 from dew.engines.lab.summary import load_study
 from dew.engines.lab.tasks import TASKS, VOCABULARY, GeneratedTask, get_task
 from dew.engines.lab.tiny import TinyPolicies, TinySettings, numerics
-from dew.engines.lab.warm_start import cache_folder, warm_start
+from dew.engines.lab.warm_start import warm_start
 from dew.engines.recorder import versions
 from dew.errors import ConfigError, Problem
+from dew.files import cache_folder
 from dew.memory import free_memory
 from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, Json
@@ -141,7 +142,7 @@ def study(
 def _small_policies(device: str, folder: Path | str | None, say: Say) -> Any:
     def begin(name: str, settings: TinySettings, default: Any = None) -> Start:
         task = get_task(name)
-        start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder()), say)
+        start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder("lab")), say)
         say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
         facts = {"digest": start.digest, **start.scores}
         return Start(partial(_tiny, start.parameters, device), task, facts, memory(task, settings))

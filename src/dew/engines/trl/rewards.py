@@ -9,7 +9,7 @@ from torch import nn
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards import Verifier
-from dew.rewards.calls import Rewards, as_rewards, reported, reward_name
+from dew.rewards.calls import Rewards, as_rewards, call_reward, reported, reward_name
 from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
 
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -28,13 +28,11 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
         return reward
     name = reward_name(reward)
 
-    def scored(**kwargs: Any) -> Rewards:
-        n = len(kwargs["completions"])  # before the function can change the list
-        with reported(name, kwargs["completions"], kwargs.get("prompts")):
-            return as_rewards(name, reward(**kwargs), n)
+    def scored(completions: Sequence[Any], **columns: Any) -> Rewards:
+        return call_reward(name, reward, completions, **columns)
 
     async def scored_async(**kwargs: Any) -> Rewards:
-        n = len(kwargs["completions"])
+        n = len(kwargs["completions"])  # before the function can change the list
         with reported(name, kwargs["completions"], kwargs.get("prompts")):
             try:
                 return as_rewards(name, await asyncio.wait_for(reward(**kwargs), timeout), n)
