@@ -350,10 +350,10 @@ def test_a_forked_child_starts_its_own_process(load):
     reward = load("counts")
     assert reward(["a"]) == [1.0]
     read, write = os.pipe()
-    if os.fork() == 0:
+    if (child := os.fork()) == 0:
         os.write(write, str(reward(["a"])).encode())
         os._exit(0)
-    assert os.read(read, 100) == b"[1.0]"
+    assert os.read(read, 100) == b"[1.0]" and os.waitpid(child, 0)[1] == 0
     assert reward(["a"]) == [2.0]
 
 
