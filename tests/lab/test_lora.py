@@ -253,6 +253,14 @@ FAST = LoraSettings(
 )  # fmt: skip
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _few_problems():
+    """Generating and tokenizing 20,000 of them takes longer than these studies."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dew.engines.lab.text.MOST", 100)
+        yield
+
+
 def run_study(folder, arms=("dapo", "dew"), **more):
     how = {"model": "tiny", "tasks": ["countdown"], "seeds": 2, "settings": FAST, "device": "cpu", **more}
     return study(list(arms), output=folder, learning_rates=[1e-3], say=lambda _: None, **how)
