@@ -18,8 +18,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from dew.engines.recorder import versions
 from dew.rewards.extract import find_answer, last_boxed
-from dew.rewards.math import math_verdicts, usable_rows, versions
+from dew.rewards.math import math_verdicts, usable_rows
 from dew.rewards.normalize import final_choice
 from dew.rewards.verifiers import think_answer_format, think_format
 
@@ -188,7 +189,7 @@ def main() -> None:
     chosen_labels = [case for case in asked if case.get("policy") or case.get("label_suspect")]
     table, apart = agreement(fair)
     policy, apart_by_policy = agreement(chosen_labels)
-    found = ", ".join(f"{name} {v}" for name, v in versions().items())
+    found = ", ".join(f"{name} {v}" for name, v in versions("math-verify", "latex2sympy2_extended", "sympy").items())
     text = "\n".join(
         [
             "# Verdicts against labels",

@@ -12,11 +12,13 @@ import argparse
 from pathlib import Path
 
 import torch
+from chain import Chain, chain
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from warm_start import RECIPES, Recipe, save, warm_start
 
 from dew.compare import Scores, evaluate
-from dew.tasks import Chain, Countdown, Task
+from dew.rewards import Verifier, verifier
+from dew.tasks import Countdown, Task
 
 TASKS: dict[str, list[tuple[Task, int, int]]] = {  # task, problems, maximum answer length
     "tiny": [
@@ -38,11 +40,15 @@ SIX = """| game | prompt | answer |
 | countdown: reach the target, every number once | `3,3,2,3,5,7>74:` | `3*2=6;7*3=21;21*3=63;63+6=69;69+5=74` |"""
 
 
+def judge(task: Task) -> Verifier:
+    return chain if isinstance(task, Chain) else verifier(task.name)
+
+
 def measure(name: str, folder: Path) -> list[tuple[Task, Scores]]:
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     return [
-        (task, evaluate(model, tokenizer, task, k=K, n_problems=n, max_new_tokens=longest))
+        (task, evaluate(model, tokenizer, task, judge(task), k=K, n_problems=n, max_new_tokens=longest))
         for task, n, longest in TASKS[name]
     ]
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dew.tasks import Chain, Countdown, Row, Task, model_folder
+from chain import Chain
+
+from dew.tasks import Countdown, Row, Task, model_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

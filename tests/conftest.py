@@ -32,6 +32,20 @@ def pytest_unconfigure():
     gc.unfreeze()  # else Triton reports leaks
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Whole files to a process, so that what the tests of a file share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
+
+
+@pytest.fixture(autouse=True)
+def _models_are_not_tried_first(monkeypatch):
+    """In a process of their own, which takes seconds; security/test_files.py does it."""
+    monkeypatch.setattr("dew.run.models._try_loading", lambda folder: None)
+
+
 @pytest.fixture
 def interruptible():
     """Python's own handler of Ctrl-C: tests that a shell started in the background inherit none."""

@@ -24,6 +24,10 @@ def write_atomically(path: Path, content: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def cache_folder(name: str) -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dew" / name
+
+
 def existing(path: Path) -> Path:
     """The path, or its nearest parent that exists."""
     path = path.absolute()

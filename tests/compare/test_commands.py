@@ -34,13 +34,13 @@ def asked(monkeypatch):
 def test_a_run_its_model_and_its_checkpoints_have_the_runs_task_and_length(dew, asked, tmp_path, engine, file):
     (tmp_path / "run.json").write_text(json.dumps({"engine": engine}))
     (tmp_path / "config.yaml").write_text("trainer: {nnodes: 1}")  # verl's own
-    (tmp_path / file).write_text("task: chain\ntask_settings: {steps: [2, 3]}\nmax_completion_length: 7")
+    (tmp_path / file).write_text("task: countdown\ntask_settings: {numbers: 3}\nmax_completion_length: 7")
     for name in ("", "model", "checkpoint-3"):
         (tmp_path / name).mkdir(exist_ok=True)
         assert dew("eval", tmp_path / name, "--json")[0] == 0
-        assert asked[-1]["problems"].steps == (2, 3) and asked[-1]["max_new_tokens"] == 7
-    assert dew("eval", tmp_path, "--task", "countdown", "--max-new-tokens", 9, "--json")[0] == 0
-    assert asked[-1]["problems"].name == "countdown" and asked[-1]["max_new_tokens"] == 9
+        assert asked[-1]["problems"].numbers == 3 and asked[-1]["max_new_tokens"] == 7
+    assert dew("eval", tmp_path, "--task", "gsm8k", "--max-new-tokens", 9, "--json")[0] == 0
+    assert asked[-1]["problems"].name == "gsm8k" and asked[-1]["max_new_tokens"] == 9
 
 
 def test_a_model_that_was_not_copied_completely_is_an_error(dew, tmp_path):
@@ -68,7 +68,7 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     kept = tmp_path / "kept.json"
     compare.evaluate(None, None, []).write(kept)
     assert dew("eval", kept)[0] == 0
-    for flag, value in (("--task", "chain"), ("--temperature", 0.5), ("--options", "{seed: 1}"), ("-k", 16)):
+    for flag, value in (("--task", "gsm8k"), ("--temperature", 0.5), ("--options", "{seed: 1}"), ("-k", 16)):
         assert f"error: {flag}: no effect on answers read from a file" in dew("eval", kept, flag, value)[2]
     assert len(asked) == 1
     assert dew("eval", "tiny", "--options", "{greedy: true, batch_size: 8}")[0] == 0
@@ -101,13 +101,13 @@ def own_data(folder):
 
 def test_two_models_are_evaluated_on_the_task_of_either_run(dew, asked, run, monkeypatch):
     monkeypatch.setattr(command, "load_tokenizer", lambda *_: None)
-    a, b = run("a", "task: chain"), run("b", "task: countdown")
-    c = run("c", "task: chain\ntask_settings: {ceiling: 50}")
-    assert dew("eval", "tiny", "--vs", a)[0] == 0 and [call["problems"].name for call in asked] == ["chain"] * 2
+    a, b = run("a", "task: countdown"), run("b", "task: gsm8k")
+    c = run("c", "task: countdown\ntask_settings: {ceiling: 50}")
+    assert dew("eval", "tiny", "--vs", a)[0] == 0 and [call["problems"].name for call in asked] == ["countdown"] * 2
     code, _, err = dew("eval", a, "--vs", b)
-    assert code == 1 and f"different problems: {a} on chain, {b} on countdown.\n→ Choose with --task." in err
-    assert f"{c} on chain {{'ceiling': 50}}" in dew("eval", a, "--vs", c)[2] and len(asked) == 2
-    assert dew("eval", a, "--vs", b, "--task", "chain")[0] == 0
+    assert code == 1 and f"different problems: {a} on countdown, {b} on gsm8k.\n→ Choose with --task." in err
+    assert f"{c} on countdown {{'ceiling': 50}}" in dew("eval", a, "--vs", c)[2] and len(asked) == 2
+    assert dew("eval", a, "--vs", b, "--task", "countdown")[0] == 0
 
 
 def test_code_that_a_run_names_is_not_run_but_the_flags_to_do_so_are_shown(dew, asked, run, tmp_path):
@@ -129,17 +129,17 @@ def test_code_that_a_run_names_is_not_run_but_the_flags_to_do_so_are_shown(dew, 
 
 
 def test_a_model_is_compared_with_kept_answers_under_the_same_conditions(dew, asked, tmp_path):
-    rows = tasks.task("chain").rows(3, split="held_out")
+    rows = tasks.task("countdown").rows(3, split="held_out")
     answers = {"answers": [Sampled("3", 1, False)] * 2, "verdicts": [Verdict("wrong", "3")] * 2}
     problems = [ScoredProblem(row["prompt"], row["answer"], **answers) for row in rows]
     kept, sampling = tmp_path / "kept.json", Sampling(k=2, temperature=0.5, max_new_tokens=9)
-    Scores("chain", "m", sampling, problems, 1.0, scored_by="chain").write(kept)
+    Scores("countdown", "m", sampling, problems, 1.0, scored_by="countdown").write(kept)
     dew("eval", kept, "--vs", "tiny", "--temperature", 0.7)
     how = asked.pop()
     assert (how["k"], how["temperature"], how["max_new_tokens"], how["n_problems"]) == (2, 0.7, 9, 3)
-    assert how["problems"].name == "chain" and how["verifier"].name == "chain"
-    assert "4 of chain, 3 in common" in dew("eval", kept, "--vs", "tiny", "-n", 4)[2]
-    assert "reward or verifier: chain and countdown" in dew("eval", kept, "--vs", "tiny", "--task", "countdown")[2]
+    assert how["problems"].name == "countdown" and how["verifier"].name == "countdown"
+    assert "4 of countdown, 3 in common" in dew("eval", kept, "--vs", "tiny", "-n", 4)[2]
+    assert "reward or verifier: countdown and equation" in dew("eval", kept, "--vs", "tiny", "--reward", "equation")[2]
     assert not asked
 
 

@@ -8,7 +8,7 @@ import pytest
 from dew.compare import Sampling, compare_scores, evaluate, sample
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
-from dew.tasks import TINY, Chain, Countdown, model_folder
+from dew.tasks import TINY, Countdown, model_folder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -82,7 +82,7 @@ def test_seed_is_reproducible_and_does_not_touch_the_global_rng(tiny):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+@pytest.mark.parametrize("batch_size", [3, 100])
 def test_every_prompt_gets_k_answers_for_any_batch_size(tiny, greedy_texts, batch_size: int):
     samples = sample(*tiny, PROMPTS[:3], Sampling(k=4, batch_size=batch_size, max_new_tokens=32))
     assert [len(group) for group in samples] == [4, 4, 4]
@@ -105,20 +105,20 @@ def test_bundled_model_matches_its_card(tiny):
     model, tokenizer = tiny
     assert 500_000 < sum(p.numel() for p in model.parameters()) < 1_500_000
     assert (TINY / "README.md").exists()
-    scores = evaluate(model, tokenizer, Countdown(), n_problems=64, k=16, max_new_tokens=32)
+    scores = evaluate(model, tokenizer, Countdown(), n_problems=32, k=16, max_new_tokens=32)
     assert 0.12 < scores["pass@1"].value < 0.30
     assert scores["pass@16"].value > 0.70
-    assert scores.statuses["unparsable"] < 0.02 * 64 * 16 and scores.truncated_share < 0.02
+    assert scores.statuses.get("unparsable", 0) < 0.02 * 32 * 16 and scores.truncated_share < 0.02
 
 
 def test_scores_contain_every_answer(tiny, tmp_path):
-    rows = Chain(steps=(2, 3)).rows(3, split="held_out")
-    scores = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32)
+    rows = Countdown(numbers=3).rows(3, split="held_out")
+    scores = evaluate(*tiny, rows, verifier("countdown"), k=2, max_new_tokens=32)
     scores.write(tmp_path / "kept.json")
     data = json.loads((tmp_path / "kept.json").read_text())
-    assert (data["task"], data["n_problems"], data["k"]) == ("chain", 3, 2)
+    assert (data["task"], data["n_problems"], data["k"]) == ("countdown", 3, 2)
     assert [problem["prompt"] for problem in data["problems"]] == [row["prompt"] for row in rows]
-    again = evaluate(*tiny, rows, verifier("chain"), k=2, max_new_tokens=32)
+    again = evaluate(*tiny, rows, verifier("countdown"), k=2, max_new_tokens=32)
     assert compare_scores(scores, again)["mean@2"].equal
 
 
@@ -127,7 +127,7 @@ def test_scores_contain_every_answer(tiny, tmp_path):
 
 def scored(tiny, *values):
     """Scores of three answers to one problem with these rewards."""
-    return evaluate(*tiny, Chain().rows(1), lambda completions, **_: list(values), k=3, max_new_tokens=2)
+    return evaluate(*tiny, Countdown().rows(1), lambda completions, **_: list(values), k=3, max_new_tokens=2)
 
 
 def test_answers_without_a_finite_reward_count_as_zero(tiny, caplog):
@@ -151,4 +151,4 @@ def test_rows_need_prompts_and_a_verifier(tiny):
         evaluate(*tiny, Countdown().rows(1))
     for rows in ([], [{"problem": "1+1"}]):
         with pytest.raises(ConfigError, match="rows are empty or have no column `prompt`"):
-            evaluate(*tiny, rows, verifier("chain"))
+            evaluate(*tiny, rows, verifier("countdown"))

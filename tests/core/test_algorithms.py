@@ -141,20 +141,6 @@ def test_other_rewards_change_the_credit_but_not_correctness():
         assert not algorithm.advantages(paid).equal(algorithm.advantages(plain))
 
 
-def test_signal_depends_on_correctness_alone():
-    """Wrong answers with different format rewards are still a group without signal."""
-    batch = rollouts(([0, 0], [0.0, 0.0], [[1.0], [2.0]]), extra=[0.0, 0.5])
-    assert not get_algorithm("dapo").signal(batch).any()
-
-
-def test_masked_answers_give_no_signal():
-    entropy, mask = pad([[1.0, 2.0], [1.0, 2.0]])
-    mask[0] = False  # the correct answer was truncated and does not train
-    batch = Rollouts.from_rows([0, 0], mask=mask, reward=torch.tensor([1.0, 0.0]), entropy=entropy)
-    assert not get_algorithm("gtpo").signal(batch).any()
-    assert not get_algorithm("gtpo").advantages(batch).any()
-
-
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "dapo"])
 def test_overlong_penalties_are_added(name):
     batch = rollouts(ONE_GROUP)

@@ -1,4 +1,4 @@
-"""Atomic writes. Links and pipes are tested in security/test_strangers.py."""
+"""Atomic writes. Links and pipes are tested in security/test_files.py."""
 
 import contextlib
 import os

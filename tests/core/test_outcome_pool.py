@@ -138,17 +138,6 @@ def test_spread_leaves_the_other_side_even(batch, side, name):
 
 
 # ---- signs ---------------------------------------------------------------------------------------------------
-def test_the_papers_pool_rewards_wrong_tokens_in_one_sided_groups():
-    """One correct answer of 16: wrong tokens of less than the mean weight are rewarded. The outcome pool has none."""
-    torch.manual_seed(0)
-    batch = rollouts([0] * 16, [1] + [0] * 15, torch.rand(16, 20).pow(4).tolist())
-    flipped = {
-        pool: wrong_sign(get_algorithm("gtpo", pool=pool).advantages(batch), batch.reward).float().mean().item()
-        for pool in ("group", "outcome")
-    }
-    assert flipped["group"] > 0.5 and flipped["outcome"] == 0
-
-
 def test_wrong_sign_by_hand():
     advantages = torch.tensor([[1.0, -1.0], [0.0, -1.0], [2.0, -2.0]])
     rewards = torch.tensor([1.0, 0.5, 0.0])  # the middle answer is at the mean: it has no sign

@@ -10,9 +10,10 @@ import pytest
 TESTS = Path(__file__).parents[1]
 CASES = [TESTS / "kernels" / "triton_cases.py", TESTS / "lab" / "kernel_cases.py"]
 FEW = (
-    "entropy_gradients or frozen or ignored or unlikely or drawn and 1.0 or squares and scores or single_tokens"
-    " or fused_parts and qwen2 or kernel_cases and not 65"
+    "entropy_gradients and dtype0 or frozen and shape1 or unlikely and True or drawn and 1.0 or squares and scores"
+    " or single_tokens and 24 or fused_parts and qwen2 or kernel_cases and not 65 and not a_policy"
 )
+"""Each kernel once; the interpreter is slow."""
 
 
 def run_cases(interpret, *words):

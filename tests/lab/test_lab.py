@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shutil
 import sys
 from functools import partial
 
@@ -599,10 +600,13 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path, dew):
 
 
 def test_studies_that_cannot_be_paired_are_not_merged(easy, tmp_path):
-    for name, settings in (("a", TINY), ("b", TINY), ("c", dataclasses.replace(TINY, prompts=8))):
-        (result,) = study(["dapo"], seeds=1, output=tmp_path / name, say=str, **easy | {"settings": settings})
-        if name == "b":
-            RunFolder(result.folder).write_run({"warm_start": {"digest": "other"}, "seed": 7})
+    study(["dapo"], seeds=1, output=tmp_path / "a", say=str, **easy)
+    for name in "bc":
+        shutil.copytree(tmp_path / "a", tmp_path / name)
+    (run,) = (tmp_path / "b").rglob("run.json")
+    RunFolder(run.parent).write_run({"warm_start": {"digest": "other"}, "seed": 7})
+    grid = tmp_path / "c" / "grid.json"
+    grid.write_text(grid.read_text().replace('"prompts": 4', '"prompts": 8'))
     with pytest.raises(ConfigError, match="They cannot be paired"):
         load_study(tmp_path / "a", tmp_path / "b")
     with pytest.raises(ConfigError, match="different settings"):

@@ -15,7 +15,6 @@ import dew.cli.preflight  # noqa: F401 adds the command
 from dew.algorithms import GTPO
 from dew.cli.app import app
 from dew.cli.recipes import get
-from dew.engines.credit import give_credit
 from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
@@ -106,21 +105,17 @@ def test_truncated_answers_fail(settings):
     assert "max_completion_length=4" in found.says and "to 8" in found.remedy
 
 
-def test_unparsable_golds_are_counted_and_shown(settings, tmp_path):
-    rows = [{"prompt": f"{i};+1:", "answer": f"{i + 1} apples" if i % 3 == 0 else str(i + 1)} for i in range(48)]
-    task = {"task": problem_file(tmp_path, rows), "verifier": "chain", "problems": 24}
-    found = look({**settings, **task})["gold"]
-    assert found.status == "failed" and 0 < found.facts["correct"] < 24
-    assert f"{24 - found.facts['correct']} of 24 gold answers" in found.says and "apples" in found.says
+def digits(completions, answer, **_):
+    return [float(text == gold and gold.isdecimal()) for text, gold in zip(completions, answer, strict=True)]
 
 
-def test_exactly_the_bad_golds_are_found():
-    rows = [{"prompt": f"{i};+1:", "answer": str(i + 1)} for i in range(200)]
-    rows[7]["answer"] = "eight"
-    data = Data(rows, [verifier("chain")])
-    said = check_golds(data, 0, 0.5)
-    assert said.status == "warning" and said.facts["not_accepted"] == [7], "one in 200 is only worth a warning"
-    assert "row 7: 'eight'" in said.says
+@pytest.mark.parametrize(("bad", "status"), [([7], "warning"), ([7, 8, 9], "failed")])
+def test_exactly_the_bad_golds_are_found(bad, status):
+    """One in 200 is only worth a warning."""
+    rows = [{"prompt": f"{i}+1=", "answer": "eight" if i in bad else str(i + 1)} for i in range(200)]
+    said = check_golds(Data(rows, [digits]), 0, 0.5)
+    assert said.status == status and said.facts["not_accepted"] == bad
+    assert f"{len(bad)} of 200 gold answers, e.g. row 7: 'eight'" in said.says
 
 
 def test_a_gold_that_makes_the_verifier_raise_fails():
@@ -168,8 +163,8 @@ def test_a_filter_on_a_shaped_reward_fails(settings):
 def test_a_rule_of_the_user_is_tried(settings, tmp_path):
     head = "from dew.algorithms import DAPO\nclass Rule(DAPO):\n    name = 'mine'\n    def advantages(self, rollouts):"
     (tmp_path / "rule.py").write_text(f"{head} return rollouts.reward\n")
-    found = look({**settings, "algorithm": f"{tmp_path}/rule.py:Rule"})["filter"]
-    assert found.status == "failed" and "returned shape (1, 4); expected (P, G, T) = (1, 4, 2)" in found.says
+    found = look({**settings, "algorithm": f"{tmp_path}/rule.py:Rule"}, answers=4)["answers"]
+    assert found.status == "failed" and "returned shape (1, 4); expected (P, G, T) = (1, 4, " in found.says
 
 
 def test_a_model_that_does_not_fit_fails_and_is_not_loaded(settings, tmp_path):
@@ -294,8 +289,10 @@ def test_memory_by_hand(changes, name, expected):
     assert machine.estimate(MODEL, arguments(**changes), prompt=4, device_total=1000.0)[name] == expected
 
 
-@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
-@pytest.mark.parametrize(("dtype", "mixed"), [("float32", False), ("bfloat16", False), ("float32", True)])
+@pytest.mark.parametrize(
+    ("family", "dtype", "mixed"),
+    [("Llama", "float32", False), ("Qwen3", "bfloat16", False), ("Qwen2", "float32", True)],
+)
 def test_activations_are_about_what_autograd_keeps(family, dtype, mixed):
     """The oracle: every tensor that a real layer saves for its backward pass, counted once by its storage."""
     D, inner, B, T, saved = 128, 352, 2, 32, {}
@@ -378,16 +375,6 @@ def test_rewards_that_are_missing_or_all_the_same():
     assert trl.check_mean(drawn([None] * 8)).status == "failed"
     assert trl.check_mean(drawn([0.0] * 8)).status == "warning"
     assert trl.check_entropy(drawn([0.0] * 8, entropy=0.001)).status == "warning"
-
-
-def test_a_filter_on_the_summed_reward_is_detected():
-    class Summed(GTPO):
-        def signal(self, rollouts):
-            total = rollouts.reward + self.extra(rollouts)
-            return total.amax(-1) > total.amin(-1)
-
-    for rule, keeps in ((Summed(), True), (GTPO(), False)):
-        assert give_credit(rule, trl.four_wrong(rule)).signal.any() == keeps
 
 
 def test_correct_answers():

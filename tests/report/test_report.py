@@ -26,7 +26,7 @@ from dew.compare import Sampling, Scores
 from dew.compare.sampling import Sampled
 from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
-from dew.errors import ConfigError, RecordError
+from dew.errors import ConfigError
 from dew.report import build, build_from_records, content_of
 from dew.report.readers import Run
 from dew.report.results import arms_of, remarks, rows_of
@@ -249,18 +249,6 @@ def _write_forever(folder: Path) -> None:
         run.write_run({"name": "busy", "status": "running", "step": step})
         run.append_metrics({"step": step, "reward": 0.5, "text": "x" * 20_000})
         run.write_records(step, [GroupRecord(step=step, group=0, prompt="6·7?", answers=answers)], keep=10)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"", "no groups"), (b'{"schema": 9, "answers": []}', "records schema 9"), (b'{"answers": [{"to', "line 1")],
-)
-def test_bad_records_file(tmp_path: Path, content: bytes, message: str) -> None:
-    path = tmp_path / "mine.jsonl"
-    path.write_bytes(content)
-    with pytest.raises(RecordError, match=message):
-        build_from_records(path)
-    assert not (tmp_path / "report.html").exists()
 
 
 def test_folder_without_a_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dew.rewards import Verdict, verifier
 from dew.rewards.games import parse_steps
 
 STATUSES = ("correct", "wrong", "unparsable")
-countdown, chain, equation = map(verifier, ("countdown", "chain", "countdown-tinyzero"))
+countdown, equation = map(verifier, ("countdown", "countdown-tinyzero"))
 
 
 def check(text: str, numbers: list[int], target: int) -> Verdict:
@@ -63,18 +63,10 @@ def test_countdown_cannot_parse(text: str):
     assert check(text, [2, 3, 5], 16) == Verdict("unparsable", None)
 
 
-def test_chain_checks_only_the_last_value():
-    assert chain.check("17+38=55;55-9=46", answer="46") == Verdict("correct", "46")
-    assert chain.check("17+38=54;54-9=46", answer="46") == Verdict("correct", "46")  # two slips that cancel
-    assert chain.check("17+38=55;55-9=47", answer="46") == Verdict("wrong", "47")
-    assert chain.check("46", answer="46") == Verdict("unparsable", None)
-
-
 def test_gold_columns_may_be_numbers_or_text():
     """A file with ready-made prompts keeps the types of its columns."""
     for numbers, answer in (([2, 3, 5], 16), (["2", "3", "5"], "16"), ([2.0, 3.0, 5.0], 16.0)):
         assert countdown.check("3+5=8;8*2=16", numbers=numbers, answer=answer).correct
-        assert chain.check("3+5=8;8*2=16", answer=answer).correct
         assert equation.check("<answer>(3+5)*2</answer>", numbers=numbers, answer=answer).correct
     with pytest.raises(RewardError, match="cannot check an answer against numbers='2,3,5'"):
         countdown.verdicts(["3+5=8;8*2=16"], [{"numbers": "2,3,5", "answer": "16"}])
@@ -151,7 +143,7 @@ def test_exactly_the_solutions_found_by_exhaustion_are_correct(numbers: list[int
 
 @given(st.text(alphabet="0123456789+-*=; .e_()x", max_size=30))
 def test_no_text_raises(text: str):
-    assert check(text, [1, 2, 3], 6).status in STATUSES and chain.check(text, answer="6").status in STATUSES
+    assert check(text, [1, 2, 3], 6).status in STATUSES
 
 
 @given(st.lists(st.tuples(st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers(0, 999))))
@@ -177,6 +169,6 @@ def test_invalid_columns_and_names():
     with pytest.raises(RewardError, match="no column 'numbers'; it has answer, target"):
         countdown(["1+2=3"], target=[3], answer=["3"])
     with pytest.raises(RewardError, match="2 answers for 1 rows"):
-        chain.verdicts(["1+2=3", "1+2=3"], [{"answer": "3"}])
+        countdown.verdicts(["1+2=3", "1+2=3"], [{"answer": "3"}])
     with pytest.raises(ConfigError, match="Did you mean 'countdown'"):
         verifier("cuntdown")

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dew.errors import ConfigError, RewardError
+from dew.errors import RewardError
 from dew.rewards import process
 from dew.rewards.math import math_verdict, math_verdicts, workers
 from dew.rewards.process import worker_count
@@ -175,11 +175,10 @@ def test_workers_do_not_import_torch():
 
 
 def test_the_number_of_workers(monkeypatch):
-    monkeypatch.setenv("DEW_VERIFIERS", "3")
-    assert worker_count() == 3
-    monkeypatch.setenv("DEW_VERIFIERS", "none")
-    with pytest.raises(ConfigError, match="1 or more"):
-        worker_count()
-    monkeypatch.delenv("DEW_VERIFIERS")
+    monkeypatch.setattr(process, "cores", lambda: 12)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert worker_count() == 8
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert worker_count() == 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000")
     assert worker_count() == 1

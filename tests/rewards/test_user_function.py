@@ -15,8 +15,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from dew.errors import ConfigError, RewardError
 from dew.rewards.calls import NOT_FINITE, as_rewards
@@ -155,21 +153,6 @@ def test_anything_else_is_an_error_that_names_the_function(values):
 def test_not_finite_values_are_kept_apart_from_none():
     nan, inf = float("nan"), float("inf")
     assert as_rewards("mine", [nan, 1, -inf, None], 4) == [NOT_FINITE, 1.0, NOT_FINITE, None]
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
-    ),
-    st.integers(0, 3),
-)
-def test_any_value_is_rewards_or_an_error(values, n):
-    try:
-        found = as_rewards("r", values, n)
-    except RewardError:
-        return
-    assert len(found) == n and all(x is None or isinstance(x, float) for x in found)
 
 
 # Time limit
@@ -367,10 +350,10 @@ def test_a_forked_child_starts_its_own_process(load):
     reward = load("counts")
     assert reward(["a"]) == [1.0]
     read, write = os.pipe()
-    if os.fork() == 0:
+    if (child := os.fork()) == 0:
         os.write(write, str(reward(["a"])).encode())
         os._exit(0)
-    assert os.read(read, 100) == b"[1.0]"
+    assert os.read(read, 100) == b"[1.0]" and os.waitpid(child, 0)[1] == 0
     assert reward(["a"]) == [2.0]
 
 

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.rewards import verifier
-from dew.tasks import Chain, Countdown, Sums, task
+from dew.tasks import Countdown, Sums, task
 from dew.tasks.base import split_of
 
-EASY = {"countdown": Countdown(numbers=3, largest=9), "chain": Chain(steps=(2, 5))}
-TASKS = [Countdown(), Chain(), Sums(), *EASY.values()]
+EASY = Countdown(numbers=3, largest=9)
+TASKS = [Countdown(), Sums(), EASY]
 
 
 # Golden
@@ -23,10 +23,6 @@ def test_problems_never_change():
     # A change here invalidates every score ever measured on the held-out problems.
     row = {"prompt": "13,4,8,4>21:", "answer": "21", "numbers": [13, 4, 8, 4], "solution": "13-4=9;8+4=12;12+9=21"}
     assert Countdown().rows(1, split="held_out") == [row]
-    (row,) = Chain().rows(1, split="held_out")
-    assert row["prompt"] == "8;+50;-29;+3;*2;-6;+7;-29;+27;-20;+36;-54;*2;+44:"
-    assert row["answer"] == "94"
-    assert row["solution"].startswith("8+50=58;58-29=29;29+3=32;32*2=64;") and row["solution"].endswith("50+44=94")
 
 
 # Oracle
@@ -39,23 +35,14 @@ def test_every_solution_is_correct_for_the_verifier(a_task):
     assert {verdict.status for verdict in verdicts} == {"correct"}
 
 
-def test_the_default_chain_is_long():
-    lengths = [len(row["solution"]) for row in Chain().rows(500)]
-    assert min(lengths) >= 50 and max(lengths) <= 200
-
-
 # Properties
 
 
 @settings(max_examples=20)
-@given(st.sampled_from(sorted(EASY)), st.integers(0, 5), st.integers(0, 5))
-def test_training_and_held_out_problems_are_disjoint(name: str, seed: int, other: int):
-    train = EASY[name].rows(150, seed=seed)
-    held_out = EASY[name].rows(30, split="held_out", seed=other)
-    assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
-    if name == "countdown":
-        trained = {tuple(sorted(row["numbers"])) for row in train}
-        assert not trained & {tuple(sorted(row["numbers"])) for row in held_out}
+@given(st.integers(0, 5), st.integers(0, 5))
+def test_training_and_held_out_problems_are_disjoint(seed: int, other: int):
+    trained = {tuple(sorted(row["numbers"])) for row in EASY.rows(150, seed=seed)}
+    assert not trained & {tuple(sorted(row["numbers"])) for row in EASY.rows(30, split="held_out", seed=other)}
 
 
 @settings(max_examples=20)
@@ -79,14 +66,6 @@ def test_countdown_respects_its_settings(numbers: int, largest: int, ceiling: in
         assert row["prompt"] == ",".join(map(str, row["numbers"])) + ">" + row["answer"] + ":"
         results = [int(step.split("=")[1]) for step in row["solution"].split(";")]
         assert len(results) == numbers - 1 and min(results) > 0 and max(results) <= ceiling
-
-
-@settings(max_examples=20)
-@given(st.integers(1, 6), st.integers(0, 6), st.integers(20, 300))
-def test_chain_respects_its_settings(fewest: int, more: int, ceiling: int):
-    for row in Chain((fewest, fewest + more), ceiling).rows(5):
-        results = [int(step.split("=")[1]) for step in row["solution"].split(";")]
-        assert fewest <= len(results) <= fewest + more and min(results) >= 0 and max(results) <= ceiling
 
 
 def test_rows_become_a_data_set(problems):
@@ -165,23 +144,15 @@ def test_files_that_cannot_be_read(tmp_path):
 # Edges
 
 
-def test_settings_may_be_lists():
-    assert task("chain", steps=[8, 16]) == Chain()
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: task("cuntdown"), "Did you mean 'countdown'"),
-        (lambda: task("sudoku"), "Choose one of: countdown, chain"),
+        (lambda: task("sudoku"), "Choose one of: countdown, gsm8k"),
         (lambda: task("countdown", number=3), "Did you mean 'numbers'"),
-        (lambda: task("chain", colour=3), "Choose one of: steps, ceiling"),
+        (lambda: task("countdown", colour=3), "Choose one of: numbers, largest, ceiling"),
         (lambda: task("countdown", numbers=1), "a step takes two numbers"),
         (lambda: task("countdown", largest=200), "largest ≤ ceiling"),
-        (lambda: task("chain", steps=(3, 2)), "minimum, maximum"),
-        (lambda: task("chain", ceiling=1), "too low"),
-        (lambda: task("chain", steps=[1, 2, 3]), "minimum, maximum"),
-        (lambda: task("chain", steps=5), "steps must be a list of two whole numbers, not 5"),
         (lambda: task("countdown", numbers="three"), "numbers must be a whole number, not 'three'"),
         (lambda: task("own.jsonl", keep="level"), "keep must be a list of text, not 'level'"),
         (lambda: task("gsm8k", template=5), "template must be text, not 5"),

@@ -1,25 +1,14 @@
 """scripts/warm_start.py, which made the bundled tiny model."""
 
-import importlib.util
-from itertools import islice
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from dew.tasks import Countdown
-
 pytest.importorskip("transformers")
-spec = importlib.util.spec_from_file_location("warm_start", Path(__file__).parents[2] / "scripts" / "warm_start.py")
-ws = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(ws)
-
-
-def test_demonstrations_come_from_the_training_problems():
-    rows = Countdown().rows(5)
-    assert ws.demonstrations(Countdown(), 5) == [
-        {"prompt": row["prompt"], "completion": row["solution"]} for row in rows
-    ]
+sys.path.append(str(Path(__file__).parents[2] / "scripts"))
+import warm_start as ws
 
 
 def test_labels_cover_only_the_answer_and_its_end():
@@ -36,28 +25,6 @@ def test_labels_cover_only_the_answer_and_its_end():
         ws.IGNORED,
         ws.IGNORED,
     ]
-
-
-def test_every_epoch_has_all_rows_in_a_new_order():
-    ids = torch.arange(12).view(12, 1)
-    shown = [i for batch, _ in islice(ws._batches((ids, ids), 3, seed=0), 8) for i in batch.flatten().tolist()]
-    first, second = shown[:12], shown[12:]
-    assert sorted(first) == sorted(second) == list(range(12))
-    assert first != second
-
-
-def test_batches_are_cut_to_the_longest_answer():
-    ids = torch.ones(2, 5, dtype=torch.long)
-    labels = torch.tensor([[ws.IGNORED, 1, 1, ws.IGNORED, ws.IGNORED]] * 2)
-    (batch, _), *_ = islice(ws._batches((ids, labels), 2, seed=0), 1)
-    assert batch.shape == (2, 3)
-
-
-def test_learning_rate_warms_up_and_decays_to_a_tenth():
-    recipe = ws.Recipe(steps=1000, warmup=10, learning_rate=1.0)
-    rates = [ws._learning_rate(recipe, step) for step in range(1001)]
-    assert rates[0] == 0.1 and max(rates) == rates[10] == 1.0
-    assert rates[10:] == sorted(rates[10:], reverse=True) and rates[1000] == pytest.approx(0.1)
 
 
 def test_training_is_reproducible_and_learns(tmp_path):

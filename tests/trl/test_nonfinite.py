@@ -149,7 +149,7 @@ REPORTED_AS = {"logits, scored": "logits", "logits, trained": "loss", "entropy, 
                "entropy, scored in sampling": "logits"}  # fmt: skip
 INFINITE = [("reward", 1e39), ("gradient", 1e39), *((e, x) for e in ("reward", "gradient") for x in (INF, -INF))]
 """1e39 is none in float32, which rewards and gradients are."""
-DEFAULT = [(e, NAN) for e in ("reward", "entropy, scored in sampling", "logits, trained", "gradient")] + INFINITE[:2]
+DEFAULT = [(e, NAN) for e in ("reward", "entropy, scored in sampling", "logits, trained", "gradient")] + INFINITE[:1]
 
 
 @pytest.mark.parametrize(("entry", "value"), some([*((e, NAN) for e in ENTRIES), *INFINITE], DEFAULT))
@@ -165,7 +165,7 @@ def test_the_step_is_skipped_and_counted_and_the_next_one_trains(entry, value, t
     assert all(math.isfinite(x) for log in trainer.state.log_history for x in log.values() if isinstance(x, float))
 
 
-@pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "entropy, scored", "advantages", "gradient"]))
+@pytest.mark.parametrize("entry", some(ENTRIES, ["reward", "advantages"]))
 def test_three_in_a_row_stop_the_run_and_report_where(entry, tmp_path):
     trainer, weights = broken(tmp_path, entry, {2, 3, 4}, max_steps=8)
     with pytest.raises(EngineError, match=r"3 steps in a row(.|\n)*step 2, (.|\n)*step 4, ") as error:

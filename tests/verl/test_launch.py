@@ -390,7 +390,7 @@ def test_data_that_verl_cannot_read_fail(tmp_path):
     pytest.importorskip("transformers")
     rows = [{"prompt": f"{i}+1=", "answer": "one" if i == 5 else i} for i in range(64)]
     (tmp_path / "mixed.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    found = checks(task=str(tmp_path / "mixed.jsonl"), verifier="chain", output_dir=str(tmp_path / "run"))["data"]
+    found = checks(task=str(tmp_path / "mixed.jsonl"), verifier="math", output_dir=str(tmp_path / "run"))["data"]
     assert found.status == "failed" and "Parquet" in found.says and "one type" in found.remedy
 
 

@@ -14,9 +14,9 @@ from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
-from dew.algorithms.base import Algorithm, Whose
+from dew.algorithms.base import Algorithm, Whose, type_hints
 from dew.algorithms.baselines import (
     CISPO,
     DAPO,
@@ -95,7 +95,7 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     wrong += [Problem(f"{cls.name} needs the setting {s!r}.", remedy="Give it a default in the class.") for s in unset]
     if wrong:
         raise ConfigError(wrong)
-    hints = get_type_hints(cls)
+    hints = type_hints(cls)
     lists = {s: value for s, value in settings.items() if isinstance(value, list)}
     tuples = {s: tuple(value) for s, value in lists.items() if _takes_tuple(hints[s])}  # files have lists
     return cls(**{**settings, **tuples})
@@ -202,7 +202,7 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
     settings, known = {f.name for f in fields(cls)}, {f.name for f in fields(Algorithm)}
     for setting in sorted(x for x in settings - known if hasattr(Algorithm, x)):
         found[f"its setting {setting!r} clashes with an attribute of dew.Algorithm."] = "Rename the setting."
-    hints = {x: hint for x, hint in get_type_hints(cls).items() if x in vars(cls).get("__annotations__", {})}
+    hints = {x: hint for x, hint in type_hints(cls).items() if x in vars(cls).get("__annotations__", {})}
     if any("ClassVar" not in str(hint) and x not in settings for x, hint in hints.items()):
         found[f"class {cls.__name__} has settings, but is not a data class."] = DECORATOR
     return found

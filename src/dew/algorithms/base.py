@@ -8,8 +8,9 @@ An engine calls these two and does not know which algorithm it runs. `GTPO()` ha
 setting is explicit.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -295,13 +296,14 @@ def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
     return torch.where(rollouts.mask, per_answer.unsqueeze(-1), 0)
 
 
+type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)
 TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
 
 
 def wrong_types(settings: Any) -> list[str]:
     """Settings whose type is not the annotated one, as a value from a file or a command line may be."""
     found = []
-    for name, hint in get_type_hints(type(settings)).items():
+    for name, hint in type_hints(type(settings)).items():
         value = getattr(settings, name, None)
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         right = type(value) in kinds or (float in kinds and type(value) is int)
@@ -312,9 +314,7 @@ def wrong_types(settings: Any) -> list[str]:
 
 def _wrong_choices(settings: Algorithm) -> list[str]:
     """Settings whose value is not among those of the annotated Literal."""
-    hints = {
-        name: get_args(hint) for name, hint in get_type_hints(type(settings)).items() if get_origin(hint) is Literal
-    }
+    hints = {x: get_args(hint) for x, hint in type_hints(type(settings)).items() if get_origin(hint) is Literal}
     wrong = {name: value for name in hints if (value := getattr(settings, name)) not in hints[name]}
     return [f"{x}={v!r} is not known. Choose one of: {', '.join(map(str, hints[x]))}." for x, v in wrong.items()]
 

@@ -89,9 +89,8 @@ def judge_name(judge: Any, threshold: float) -> str:
 
 def _check_columns(judge: Any, row: Row) -> None:
     """Before sampling, which may take hours."""
-    needed = judge.columns if isinstance(judge, Verifier | UserFunction) else required_columns(judge)
     given = set(row) if isinstance(judge, Verifier) else set(row) - SET_BY_TRL | GIVEN
-    if missing := [column for column in needed if column not in given]:
+    if missing := [column for column in required_columns(judge) if column not in given]:
         what = f"{reward_name(judge)} needs the column {missing[0]!r}; the data has {', '.join(row)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(missing[0], row) or "Rename or add the column."))
 

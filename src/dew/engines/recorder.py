@@ -85,7 +85,7 @@ class RunLog:
         """Write what runs, and on which machine. `packages`: the engine and what it is built on."""
         if not self._writes:
             return
-        self.alarms = Alarms(algorithm, algorithm.uses_threshold, self._checkpoints)
+        self.alarms = Alarms(algorithm, algorithm.uses_threshold, lambda: list(self.folder.checkpoints()))
         run = {
             "name": self.folder.path.name,
             "engine": packages[0],
@@ -116,10 +116,6 @@ class RunLog:
             self.folder.write_run({"status": status, "finished": finished, "error": text, "alarms": self.alarms.steps})
             if self._lock:
                 self._lock.close()
-
-    def _checkpoints(self) -> list[int]:
-        names = (path.name.removeprefix("checkpoint-") for path in self.folder.path.glob("checkpoint-*"))
-        return [int(name) for name in names if name.isdecimal()]
 
 
 def versions(*names: str) -> dict[str, str | None]:

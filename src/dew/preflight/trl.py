@@ -1,7 +1,5 @@
 """The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer."""
 
-import asyncio
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -14,19 +12,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from dew.algorithms import Algorithm
 from dew.compare.statistics import mean_interval
-from dew.engines.credit import Rows, give_credit, outcomes
+from dew.engines.credit import give_credit
 from dew.engines.recorder import gold_of
 from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import Parsed, build_trainer, data_of, parse, rewards_of
-from dew.engines.trl.rewards import checked, missing_columns, outcome_index
+from dew.engines.trl.rewards import missing_columns, outcome_index
 from dew.errors import DewError
 from dew.preflight import EMPTY_REMEDY, Check, attempt, from_problem, graded, guarded, ok, passed, skipped, warning
 from dew.preflight.machine import check_folder, check_model, check_versions
 from dew.rewards import Verifier
-from dew.rewards.calls import reward_name
+from dew.rewards.calls import call_reward, reward_name
 from dew.rewards.verifiers import text_of
 from dew.run.config import Run
 from dew.tasks import Row
@@ -76,7 +73,7 @@ def correct_answers(row: Row) -> list[str]:
     answers = [text for text in given if text and text != gold][:1]
     if gold is not None:
         worked = answers[0] if answers else gold
-        answers += [gold, f"\\boxed{{{gold}}}", f"{gold}+0={gold}", f"<answer>{gold}</answer>", f"#### {gold}"]
+        answers += [gold, f"\\boxed{{{gold}}}", f"<answer>{gold}</answer>", f"#### {gold}"]
         answers.append(f"<think>{worked}</think>\\boxed{{{gold}}}")
         answers.append(f"<think>\n{worked}\n</think>\n<answer>\n{gold}\n</answer>")
     return answers
@@ -88,8 +85,7 @@ def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) ->
     chat = isinstance(data.rows[0]["prompt"], list)
     completions = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
     given = {"prompts": [row["prompt"] for row in rows], "completion_ids": [[] for _ in texts], **columns}
-    values = checked(reward)(completions=completions, **given)
-    return np.array(asyncio.run(values) if inspect.iscoroutine(values) else values, dtype=float)
+    return np.array(call_reward(reward_name(reward), reward, completions, **given), dtype=float)
 
 
 def check_golds(data: Data, outcome: int, threshold: float) -> Check:
@@ -154,7 +150,7 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
             for start in range(0, groups, at_once)
         ]
     columns = join_columns([batch.columns for batch in batches], {})
-    signal = torch.cat([outcomes(trainer.algorithm, batch).signal for batch in batches])
+    signal = torch.cat([give_credit(trainer.algorithm, batch).signal for batch in batches])  # a user's rule may raise
     entropies = columns["entropy"][columns["mask"]]
     return Answers(
         outcome=columns["outcome"].double().view(-1, size).cpu().numpy(),
@@ -245,14 +241,10 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
 def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:
     """A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group."""
     algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
-    credit = give_credit(algorithm, four_wrong(algorithm))  # a user's own rule may raise here, as in training
     probes = probe(reward, data) if callable(reward) else ()
     different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
     if not algorithm.uses_threshold:
         return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.")
-    if credit.signal.any():
-        says = f"{algorithm.name} keeps a group of wrong answers if another reward differs between them."
-        return graded("filter", says, "Base Algorithm.signal on the outcome reward alone.", warn=True, fail=True)
     problem = algorithm.graded(torch.tensor(different))
     if problem is None:
         return ok("filter", f"{name} decides which answers are correct, a binary reward.", values=different)
@@ -271,13 +263,6 @@ def _mean(values: np.ndarray) -> float | None:
 
 def _distinct(*values: np.ndarray) -> list[float]:
     return np.unique(not_nan(np.concatenate(values)).round(5)).tolist()
-
-
-def four_wrong(algorithm: Algorithm) -> Rows:
-    """A group of four wrong answers of two tokens, between which another reward differs."""
-    group, mask = torch.zeros(4, dtype=torch.long), torch.ones(4, 2, dtype=torch.bool)
-    signals = dict.fromkeys(algorithm.signals, torch.full((4, 2), 0.5))
-    return Rows(group=group, mask=mask, outcome=torch.zeros(4), extra=torch.linspace(0.0, 1.0, 4), **signals)
 
 
 def check_run(

@@ -1,8 +1,8 @@
-"""Verifiers of the arithmetic games: countdown, chain, sums, and TinyZero's countdown (`equation`).
+"""Verifiers of the arithmetic games: countdown, sums, and TinyZero's countdown (`equation`).
 
 Answers are parsed by these grammars; nothing is evaluated as code.
 
-countdown, chain: answer = step (";" step)*    step = number op number "=" number    op = + | - | *
+countdown: answer = step (";" step)*    step = number op number "=" number    op = + | - | *
 equation: sum = product ([+-] product)*    product = atom ([*/] atom)*    atom = number | "(" sum ")" | "-" atom
 """
 
@@ -45,15 +45,6 @@ def check_countdown(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdic
         available[result] += 1
     reached = +available == Counter([int(answer)])
     return Verdict("correct" if reached else "wrong", text.strip())
-
-
-def check_chain(text: str, *, answer: Any) -> Verdict:
-    """Correct if the last step's result is `answer`; the steps before it are not checked."""
-    steps = parse_steps(text)
-    if steps is None:
-        return Verdict("unparsable")
-    result = steps[-1][3]
-    return Verdict("correct" if result == int(answer) else "wrong", str(result))
 
 
 def check_sum(text: str, *, answer: Any) -> Verdict:
@@ -106,6 +97,5 @@ def _evaluate(tokens: list[str], operators: tuple[str, ...] = ("+-", "*/")) -> F
 
 
 countdown = Verifier("countdown", ("numbers", "answer"), check_countdown)
-chain = Verifier("chain", ("answer",), check_chain)
 sums = Verifier("sums", ("answer",), check_sum)
 equation = Verifier("equation", ("numbers", "answer"), check_equation)

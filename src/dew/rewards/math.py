@@ -10,9 +10,7 @@ not `wrong`.
 """
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from dew.errors import Problem, RewardError
@@ -94,16 +92,6 @@ def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[
     verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
     checked = list(zip(rows, verdicts, strict=True))
     return [row for row, v in checked if v.correct], [row for row, v in checked if not v.correct]
-
-
-def versions() -> dict[str, str]:
-    """The versions of the packages that decide verdicts, to be stored with a run's results."""
-    packages = ("math-verify", "latex2sympy2_extended", "sympy", "antlr4-python3-runtime")
-    found = dict.fromkeys(packages, "not installed")
-    for package in packages:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _check(text: str, *, answer: str) -> Verdict:

@@ -26,7 +26,7 @@ from pathlib import Path
 from time import monotonic
 from typing import IO, Any
 
-from dew.errors import ConfigError, Problem, RewardError
+from dew.errors import Problem, RewardError
 from dew.rewards.verifiers import Status
 from dew.rewards.worker import encode
 
@@ -255,12 +255,7 @@ class Pool:
 
 
 def worker_count() -> int:
-    """DEW_VERIFIERS, or the cores available to this process: at most 8, divided among the ranks of a node."""
-    if given := os.environ.get("DEW_VERIFIERS"):
-        if not given.isdecimal() or int(given) < 1:
-            remedy = "Set the number of answers to compare at a time, 1 or more."
-            raise ConfigError(Problem(f"DEW_VERIFIERS={given!r}: not a number of workers.", remedy=remedy))
-        return int(given)
+    """The cores available to this process: at most 8, divided among the ranks of a node."""
     return max(1, min(8, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 
 

@@ -29,7 +29,7 @@ import psutil
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards.calls import Rewards, call_reward, describe, describe_batch
 from dew.rewards.process import INHERITED, Process, ProcessFailed
-from dew.rewards.verifiers import Completion
+from dew.rewards.verifiers import Completion, Verifier
 from dew.rewards.worker import answer_requests, encode
 
 TIMEOUT = 600.0  # seconds for one batch
@@ -43,8 +43,10 @@ def is_user_function(name: str) -> bool:
     return ":" in name or "." in name
 
 
-def required_columns(function: Callable[..., Any]) -> list[str]:
-    """The parameters without a default: columns that the data must have."""
+def required_columns(function: Callable[..., Any]) -> Sequence[str]:
+    """The columns that the data must have: those that it names, or its parameters without a default."""
+    if isinstance(function, Verifier | UserFunction):
+        return function.columns
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -17,7 +17,6 @@ Completion = str | Sequence[Mapping[str, Any]]
 
 VERIFIERS = {
     "countdown": "dew.rewards.games:countdown",
-    "chain": "dew.rewards.games:chain",
     "sums": "dew.rewards.games:sums",
     "equation": "dew.rewards.games:equation",
     "countdown-tinyzero": "dew.rewards.games:equation",

@@ -45,7 +45,7 @@ class Run:
 
     engine: str = "trl"
     task: str | None = None
-    """countdown, chain, a named data set, or a file of problems; None where `dataset_name` is used instead."""
+    """countdown, a named data set, or a file of problems; None where `dataset_name` is used instead."""
     task_settings: Settings = field(default_factory=dict)
     problems: int = 4096
     verifier: str | None = None

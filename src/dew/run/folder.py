@@ -88,12 +88,15 @@ class RunFolder:
     def scores(self) -> list[Json]:
         return self._load("scores.json", list)
 
+    def checkpoints(self) -> dict[int, Path]:
+        """By step, the newest first."""
+        found = [(path.name.partition("-")[2], path) for path in self.path.glob("checkpoint-*")]
+        return dict(sorted(((int(step), path) for step, path in found if step.isdecimal()), reverse=True))
+
     def model(self) -> Path | None:
         """The final model: `model/`, the folder itself if Python code saved it there, or the newest checkpoint."""
-        steps = [path for path in self.path.glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
-        steps = [path for path in steps if (path / "trainer_state.json").is_file()]
-        newest = sorted(steps, key=lambda path: int(path.name.partition("-")[2]), reverse=True)[:1]
-        places = [self.path / "model", self.path, *newest]
+        saved = [path for path in self.checkpoints().values() if (path / "trainer_state.json").is_file()]
+        places = [self.path / "model", self.path, *saved[:1]]
         return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
 
     def used(self) -> bool:

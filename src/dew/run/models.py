@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, RecordError
-from dew.files import read_whole, write_atomically
+from dew.files import cache_folder, read_whole, write_atomically
 from dew.rewards.process import Process, ProcessFailed
 from dew.rewards.worker import answer_requests, encode
 from dew.tasks.games import BUNDLED
@@ -47,7 +47,7 @@ def check_model(name: str, folder: str | Path, revision: str | None = None) -> N
     if path in BUNDLED.values():
         return
     try:
-        passed = _cache_folder() / _digest(path)
+        passed = cache_folder("models") / _digest(path)
         if not passed.exists():
             _try_loading(path)
             with suppress(OSError):
@@ -55,10 +55,6 @@ def check_model(name: str, folder: str | Path, revision: str | None = None) -> N
     except (ProcessFailed, RecordError) as error:
         what = f"{name}: config, tokenizer, chat template or adapter cannot be used: {error}."
         raise ConfigError(Problem(what, remedy="Get the model from its source again, or use another one.")) from None
-
-
-def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dew" / "models"
 
 
 def _digest(folder: Path) -> str:

@@ -1,20 +1,20 @@
-"""Problems with gold answers: three generated games, reasoning-gym, well-known data sets by name, and files."""
+"""Problems with gold answers: two generated games, reasoning-gym, well-known data sets by name, and files."""
 
 from collections.abc import Callable, Sequence
 from inspect import signature
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.base import Row, Task, overlap
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, first_columns
-from dew.tasks.games import TINY, Chain, Countdown, Sums, model_folder
+from dew.tasks.games import TINY, Countdown, Sums, model_folder
 from dew.tasks.gym import PREFIX, Gym
 
-__all__ = ["TINY", "Chain", "Countdown", "Row", "Sums", "Task", "model_folder", "overlap", "task"]
+__all__ = ["TINY", "Countdown", "Row", "Sums", "Task", "model_folder", "overlap", "task"]
 
-GAMES: dict[str, Callable[..., Task]] = {"countdown": Countdown, "chain": Chain, "sums": Sums}
+GAMES: dict[str, Callable[..., Task]] = {"countdown": Countdown, "sums": Sums}
 
 
 def task(name: str, **settings: Any) -> Task:
@@ -39,7 +39,7 @@ def task(name: str, **settings: Any) -> Task:
     raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))
 
 
-KINDS = {int: "a whole number", tuple[int, int]: "a list of two whole numbers", Sequence[str]: "a list of text"}
+KINDS = {int: "a whole number", Sequence[str]: "a list of text"}
 """Types of settings in words; the others are text."""
 
 
@@ -57,6 +57,6 @@ def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **
 
 
 def _fits(value: Any, wanted: Any) -> bool:
-    if wanted in (tuple[int, int], Sequence[str]):
-        return isinstance(value, list | tuple) and all(isinstance(x, get_args(wanted)) for x in value)
+    if wanted == Sequence[str]:
+        return isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
     return isinstance(value, wanted) and not isinstance(value, bool)

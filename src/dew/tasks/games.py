@@ -1,7 +1,6 @@
-"""The built-in games, whose problems are generated, and the bundled tiny models that were fine-tuned on them.
+"""The built-in games, whose problems are generated, and the bundled tiny models that were fine-tuned on countdown.
 
 countdown   reach a target from a few numbers with + - *     `2,3,5>16:`       `3+5=8;8*2=16`
-chain       apply a list of operations to one value          `17;+38;-9;*2:`   `17+38=55;55-9=46;46*2=92`
 sums        add two numbers, asked in a chat                 `What is 47 + 85?`
 """
 
@@ -25,31 +24,8 @@ def model_folder(name: str) -> str:
     return str(BUNDLED.get(name, name))
 
 
-class _Game:
-    name: str
-
-    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        """n distinct problems, determined by the arguments; fewer rows are a prefix of more."""
-        rng = Random(f"{self}-{check_split(split)}-{seed}")
-        rows: dict[Hashable, Row] = {}
-        misses = 0
-        while len(rows) < n and misses < MAX_MISSES:
-            before = len(rows)
-            if (drawn := self._draw(rng, split)) is not None:
-                rows.setdefault(*drawn)
-            misses = misses + 1 if len(rows) == before else 0
-        if len(rows) < n:
-            what = f"only {len(rows)} of {n} distinct {split.replace('_', '-')} problems exist with these settings."
-            raise ConfigError(Problem(f"{self.name}: {what}", remedy="Ask for fewer, or change them."))
-        return list(rows.values())
-
-    def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
-        """What identifies a random problem, and its row; None if it belongs to the other split or is invalid."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
-class Countdown(_Game):
+class Countdown:
     """Every number is used exactly once. The split depends on the numbers alone, regardless of order and target.
 
     A problem is generated from its solution: random numbers, random steps, and the last result is the target.
@@ -70,7 +46,23 @@ class Countdown(_Game):
             what = f"countdown largest={self.largest}, ceiling={self.ceiling}: needs 2 ≤ largest ≤ ceiling."
             raise ConfigError(Problem(what, remedy="The defaults are largest=13, ceiling=99."))
 
+    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
+        """n distinct problems, determined by the arguments; fewer rows are a prefix of more."""
+        rng = Random(f"{self}-{check_split(split)}-{seed}")
+        rows: dict[Hashable, Row] = {}
+        misses = 0
+        while len(rows) < n and misses < MAX_MISSES:
+            before = len(rows)
+            if (drawn := self._draw(rng, split)) is not None:
+                rows.setdefault(*drawn)
+            misses = misses + 1 if len(rows) == before else 0
+        if len(rows) < n:
+            what = f"only {len(rows)} of {n} distinct {split.replace('_', '-')} problems exist with these settings."
+            raise ConfigError(Problem(f"countdown: {what}", remedy="Ask for fewer, or change them."))
+        return list(rows.values())
+
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
+        """What identifies a random problem, and its row; None if it belongs to the other split or is invalid."""
         numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
         identity = tuple(sorted(numbers))
         if split_of(identity) != split:
@@ -88,49 +80,6 @@ class Countdown(_Game):
         prompt = f"{','.join(map(str, numbers))}>{target}:"
         row = {"prompt": prompt, "answer": str(target), "numbers": numbers, "solution": ";".join(steps)}
         return (identity, target), row
-
-
-@dataclass(frozen=True)
-class Chain(_Game):
-    """One mistake makes every later value wrong, so length sets the difficulty. Held out by the whole prompt.
-
-    A solution has about 60 to 140 characters by default, and up to 200 with steps=(12, 22).
-    """
-
-    steps: tuple[int, int] = (8, 16)
-    ceiling: int = 99
-    """Maximum of every value; the minimum is 0."""
-
-    name = "chain"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "steps", tuple(self.steps))  # YAML gives a list
-        if len(self.steps) != 2 or not 1 <= self.steps[0] <= self.steps[1]:
-            what = f"chain steps={self.steps}: expected (minimum, maximum), at least 1."
-            raise ConfigError(Problem(what, remedy="The default is (8, 16)."))
-        if self.ceiling < 2:
-            raise ConfigError(Problem(f"ceiling={self.ceiling}: too low to calculate.", remedy="The default is 99."))
-
-    def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
-        value = rng.randint(1, self.ceiling)
-        operations, solution = [str(value)], []
-        for _ in range(rng.randint(*self.steps)):
-            op, operand, result = self._step(rng, value)
-            operations.append(f"{op}{operand}")
-            solution.append(f"{value}{op}{operand}={result}")
-            value = result
-        prompt = ";".join(operations) + ":"
-        if split_of(prompt) != split:
-            return None
-        return prompt, {"prompt": prompt, "answer": str(value), "solution": ";".join(solution)}
-
-    def _step(self, rng: Random, value: int) -> tuple[str, int, int]:
-        """A random operation whose result lies in 0..ceiling."""
-        if 0 < value <= self.ceiling // 2 and rng.random() < 1 / 3:
-            factor = rng.randint(2, min(9, self.ceiling // value))
-            return "*", factor, value * factor
-        result = rng.choice([v for v in range(self.ceiling + 1) if v != value])
-        return ("+" if result > value else "-"), abs(result - value), result
 
 
 @dataclass(frozen=True)

@@ -458,12 +458,9 @@ class LoraPolicies:
         torch._foreach_copy_([x for some in self.joined for x in some.parts], own)
 
     def state(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "adam": self.adam.state()}
+        return {"adam": self.adam.state()}
 
-    @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        for name, x in self.parameters.items():
-            x.copy_(state["parameters"][name])
         self.adam.load(state["adam"])
         self.refresh()
 

@@ -31,9 +31,10 @@ from dew.engines.lab.stack import Replica, Settings, Stack
 from dew.engines.lab.summary import load_study
 from dew.engines.lab.tasks import TASKS, VOCABULARY, GeneratedTask, get_task
 from dew.engines.lab.tiny import TinyPolicies, TinySettings, numerics
-from dew.engines.lab.warm_start import cache_folder, warm_start
+from dew.engines.lab.warm_start import warm_start
 from dew.engines.recorder import versions
 from dew.errors import ConfigError, Problem
+from dew.files import cache_folder
 from dew.memory import free_memory
 from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, Json
@@ -143,7 +144,7 @@ def study(
 def _small_policies(device: str, folder: Path | str | None, say: Say) -> Any:
     def begin(name: str, settings: TinySettings, default: Any = None) -> Start:
         task = get_task(name)
-        start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder()), say)
+        start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder("lab")), say)
         say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
         facts = {"digest": start.digest, **start.scores}
         return Start(partial(_tiny, start.parameters, device), task, facts, memory(task, settings))
@@ -224,7 +225,7 @@ def _write(folder: Path, task: str, facts: Json, stack: Stack, i: int) -> None:
 
 def write_run(
     study: Path, cell: Cell, facts: Mapping[str, Any], metrics: Sequence[Json], records: Sequence[GroupRecord] = (),
-    scores: Mapping[str, float] | None = None, solved: Sequence[Sequence[int]] = (),
+    solved: Sequence[Sequence[int]] = (),
 ) -> None:  # fmt: skip
     """Write a finished run into its folder, run.json last. `facts` include the settings of the study.
 
@@ -234,7 +235,7 @@ def write_run(
     run.write_metrics(metrics)
     for step, groups in groupby(records, key=lambda group: group.step):
         run.write_records(step, groups)
-    found = {name: {"value": value} for name, value in (scores or scores_of(metrics, "model" in settings)).items()}
+    found = {name: {"value": value} for name, value in scores_of(metrics, "model" in settings).items()}
     entry = {"when": "after", "task": cell.task, "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
     run.write_scores([{**entry, "scores": found, "solved": [list(counts) for counts in solved]}])
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})

@@ -189,12 +189,9 @@ class TinyPolicies:
         return self.adam.step()
 
     def state(self) -> dict[str, Any]:
-        return {"parameters": self.parameters, "adam": self.adam.state()}
+        return {"adam": self.adam.state()}
 
-    @torch.no_grad()
     def load(self, state: dict[str, Any]) -> None:
-        for name, x in self.parameters.items():
-            x.copy_(state["parameters"][name])
         self.adam.load(state["adam"])
 
 
@@ -229,8 +226,10 @@ class Adam:
         return norm
 
     def state(self) -> list[Tensor]:
-        return [self.steps, *self.first, *self.second]
+        """The parameters, and what Adam knows about them."""
+        return [*self.parameters, self.steps, *self.first, *self.second]
 
+    @torch.no_grad()
     def load(self, state: list[Tensor]) -> None:
         for own, kept in zip(self.state(), state, strict=True):
             own.copy_(kept)

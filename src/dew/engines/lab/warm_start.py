@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -34,10 +33,6 @@ class WarmStart:
     """Of the parameters: runs are comparable if they started from the same ones."""
     scores: dict[str, float]
     """pass@1 and pass@16 on held-out problems, and the number of supervised steps."""
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dew" / "lab"
 
 
 def warm_start(

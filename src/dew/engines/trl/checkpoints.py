@@ -38,8 +38,7 @@ READERS = 4
 
 def newest_complete(folder: str) -> str | None:
     """Removes newer ones that were interrupted, and renames damaged ones to `damaged-checkpoint-120`."""
-    found = [path for path in Path(folder).glob("checkpoint-*") if path.name.partition("-")[2].isdecimal()]
-    for path in sorted(found, key=lambda path: int(path.name.partition("-")[2]), reverse=True):
+    for path in RunFolder(folder).checkpoints().values():
         problem = find_problem(path)
         if problem is None:
             return str(path)

@@ -8,9 +8,8 @@ from typing import Any
 from torch import nn
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
-from dew.rewards import Verifier
-from dew.rewards.calls import Rewards, as_rewards, reported, reward_name
-from dew.rewards.user_function import TIMEOUT, UserFunction, required_columns
+from dew.rewards.calls import Rewards, as_rewards, call_reward, reported, reward_name
+from dew.rewards.user_function import TIMEOUT, required_columns
 
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 TAKEN = GIVEN_BY_TRL - {"completion_ids"}
@@ -28,13 +27,11 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
         return reward
     name = reward_name(reward)
 
-    def scored(**kwargs: Any) -> Rewards:
-        n = len(kwargs["completions"])  # before the function can change the list
-        with reported(name, kwargs["completions"], kwargs.get("prompts")):
-            return as_rewards(name, reward(**kwargs), n)
+    def scored(completions: Sequence[Any], **columns: Any) -> Rewards:
+        return call_reward(name, reward, completions, **columns)
 
     async def scored_async(**kwargs: Any) -> Rewards:
-        n = len(kwargs["completions"])
+        n = len(kwargs["completions"])  # before the function can change the list
         with reported(name, kwargs["completions"], kwargs.get("prompts")):
             try:
                 return as_rewards(name, await asyncio.wait_for(reward(**kwargs), timeout), n)
@@ -104,9 +101,7 @@ def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]
     for reward in rewards:
         if not _is_model(reward):
             who = f"reward function {reward_name(reward)!r}"
-            named = isinstance(reward, Verifier | UserFunction)
-            needed = reward.columns if named else required_columns(reward)
-            wanted += [(who, column) for column in needed if column not in GIVEN_BY_TRL]
+            wanted += [(who, column) for column in required_columns(reward) if column not in GIVEN_BY_TRL]
     return taken + [
         f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
         f"{did_you_mean(column, columns) or f'Rename one to {column!r}.'}"

@@ -238,8 +238,17 @@ class CapturedSampling:
 
     def refused(self) -> str | None:
         """Why `generate` or vLLM samples instead."""
-        policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
-        return why_not_captured(self._trainer) or refusal(policy)
+        trainer, args = self._trainer, self._trainer.args
+        reasons = (
+            (not args.captured_sampling, "captured_sampling is false"),
+            (trainer.use_vllm, "vLLM samples"),
+            (trainer.use_transformers_continuous_batching, "continuous batching is on"),
+            (bool(args.generation_kwargs) or args.cache_implementation is not None, "generation settings are given"),
+            (trainer.repetition_penalty not in (None, 1.0), "repetition_penalty is set"),
+            (trainer.sharded, "the weights are sharded"),
+        )
+        found = next((reason for applies, reason in reasons if applies), None)
+        return found or refusal(trainer.accelerator.unwrap_model(trainer.model))
 
     def current_model(self) -> Any:
         """The current weights, in the precision that they are sampled in."""
@@ -262,16 +271,3 @@ class CapturedSampling:
         )
         pad = trainer._tokenizer.pad_token_id
         self._decoder = Decoder(self._copy.model, draw, ends=trainer.eos_token_ids, pad=pad)
-
-
-def why_not_captured(trainer: Any) -> str | None:
-    args = trainer.args
-    reasons = (
-        (not args.captured_sampling, "captured_sampling is false"),
-        (trainer.use_vllm, "vLLM samples"),
-        (trainer.use_transformers_continuous_batching, "continuous batching is on"),
-        (bool(args.generation_kwargs) or args.cache_implementation is not None, "generation settings are given"),
-        (trainer.repetition_penalty not in (None, 1.0), "repetition_penalty is set"),
-        (trainer.sharded, "the weights are sharded"),
-    )
-    return next((reason for found, reason in reasons if found), None)
