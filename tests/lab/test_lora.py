@@ -333,9 +333,7 @@ def run_study(folder, arms=("dapo", "dew"), **more):
 def finished(tmp_path_factory):
     """A study with controls: dapo, gtpo, gtpo without weights, gtpo with permuted weights."""
     folder = tmp_path_factory.mktemp("study")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(studies, "_time", lambda _: 1.0)
-        run_study(folder, arms=["dapo", "gtpo"], controls=True)
+    run_study(folder, arms=["dapo", "gtpo"], controls=True)
     return folder
 
 
@@ -344,7 +342,6 @@ def numbers(folder):
 
 
 def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
-    monkeypatch.setattr(studies, "_time", lambda _: 1.0)
     found = run_study(tmp_path / "whole", seeds=1)
     assert len(found) == 2 and {"area", "pass@1", "pass@2"} <= found[0].scores.keys()
     monkeypatch.setattr(studies, "CHECKPOINT_SECONDS", 0.0)
@@ -368,7 +365,7 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
 
 
 def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
-    """A generation takes 10 s by this clock: 20 to measure it, then 34 are expected for a stack."""
+    """A generation takes 10 s by this clock, a stack of 3 of them 30."""
     generation, clock = Stack.generation, [0.0]
 
     def timed(self, number):
@@ -377,12 +374,12 @@ def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Stack, "generation", timed)
     monkeypatch.setattr(studies, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    how = {"arms": ["dapo"], "seeds": 4, "settings": replace(FAST, max_new_tokens=6)}
-    assert len(run_study(tmp_path, limit_seconds=45, **how)) == 2  # a stack of 2, which ends 5 s late
-    assert len(run_study(tmp_path, limit_seconds=38, **how)) == 2  # a stack of 1 is interrupted at 40 s
+    how = {"arms": ["dapo"], "seeds": 4, "settings": replace(FAST, max_new_tokens=6), "runs_at_once": 2}
+    assert len(run_study(tmp_path, limit_seconds=45, **how)) == 2  # a second stack would not end in time
+    assert len(run_study(tmp_path, limit_seconds=15, **how)) == 2  # it is interrupted after two generations
     assert (tmp_path / studies.CHECKPOINT).exists()
     clock[0] = 0
-    assert len(run_study(tmp_path, **how)) == 4 and clock[0] == 10 + 20 + 30  # its last generation, then the other
+    assert len(run_study(tmp_path, **how)) == 4 and clock[0] == 10  # its last generation
 
 
 def load_or_none(folder):

@@ -41,6 +41,9 @@ def small(monkeypatch):
     monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
 
 
+OTHERS = {"entropy": 0.3, "length/mean": 250.0, "credit/flipped_share": 0.0, "length/truncated_share": 0.1, "kl": 0.01}
+
+
 def plant(work, stage, task, score, only=()):
     """Runs of all that is missing, with `score(arm, rate)` and noise as pass@1."""
     runs = b.read(work / "no data", work)
@@ -53,10 +56,8 @@ def plant(work, stage, task, score, only=()):
     for cell in cells:
         noise = Random(f"{cell.seed}").gauss(0, 0.02) + Random(f"{cell.arm}{cell.seed}").gauss(0, 0.004)
         value = score(cell.arm, cell.learning_rate) + noise
-        scores = {"area": value, "pass@1": value, "pass@4": 2 * value, "entropy": 0.3, "length": 250.0}
-        write_run(
-            work / f"{stage}-{task}", cell, facts, [{"step": 1, "accuracy": value}], scores=scores, solved=[[1, 2, 0]]
-        )
+        line = {"step": 1, "accuracy": value, "eval/pass@1": value, "eval/pass@4": 2 * value, **OTHERS}
+        write_run(work / f"{stage}-{task}", cell, facts, [line], solved=[[1, 2, 0]])
     return b.read(work / "no data", work)
 
 

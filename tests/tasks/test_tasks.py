@@ -148,7 +148,7 @@ def test_files_that_cannot_be_read(tmp_path):
     ("call", "message"),
     [
         (lambda: task("cuntdown"), "Did you mean 'countdown'"),
-        (lambda: task("sudoku"), "Choose one of: countdown, gsm8k"),
+        (lambda: task("sudoku"), "Choose one of: countdown, sums, gsm8k"),
         (lambda: task("countdown", number=3), "Did you mean 'numbers'"),
         (lambda: task("countdown", colour=3), "Choose one of: numbers, largest, ceiling"),
         (lambda: task("countdown", numbers=1), "a step takes two numbers"),
