@@ -22,6 +22,8 @@ settings.register_profile(  # a mutant needs to fail, not to be explained
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dew"))
 
+LONG = ("test_triton.py", "test_lora.py", "test_browser.py", "test_resume.py", "test_files.py", "test_attacks.py")
+
 
 def pytest_collection_finish():
     """Training ends with a full garbage collection: leave out the million objects of the imported modules."""
@@ -34,10 +36,16 @@ def pytest_unconfigure():
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Whole files to a process, so that what the tests of a file share is made once."""
+    """Whole files to a process, so that what the tests of a file share is made once; in order."""
     from xdist.scheduler import LoadFileScheduling
 
+    config.option.loadscopereorder = False
     return LoadFileScheduling(config, log)
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first: at the end one process would wait for the other."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture(autouse=True)

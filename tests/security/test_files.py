@@ -137,7 +137,7 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "secret").write_text("a secret of mine\n")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(models, "SECONDS", 6.0)
+    monkeypatch.setattr(models, "SECONDS", 4.0)
     monkeypatch.setattr(models, "_try_loading", TRY_LOADING)
     monkeypatch.setattr(models, "MEMORY", 2 * 2**30)
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # transformers asks; a run has nobody to ask
