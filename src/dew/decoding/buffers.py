@@ -7,7 +7,7 @@ a group stand side by side, so that a GPU reads a prompt from memory once for al
 pages begin and how many tokens they hold; transformers hands it on to attention in the place of a mask.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -74,17 +74,16 @@ class PagedLayer(StaticLayer):  # type: ignore[misc]
     spans: Sequence[int] | None
     """Pages of a prompt and of an answer, if attention does not read pages itself."""
 
-    def __init__(self, keys_values: Tensor) -> None:
+    def __init__(self, keys_values: Tensor, store: Callable[..., None]) -> None:
+        """`store` is the kernel that writes to pages."""
         super().__init__(max_cache_len=keys_values.shape[1] * PAGE)
         self.keys, self.values = keys_values
-        self.is_initialized = True
+        self.store, self.is_initialized = store, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Write what a step adds to its answers."""
         if self.spans is None:
-            from dew.decoding.fused import store
-
-            store(key_states, value_states, self.keys, self.values, self.table)
+            self.store(key_states, value_states, self.keys, self.values, self.table)
             return self.keys, self.values
         last = self.table[:, 3] - 1
         page, slot = self.table[:, 2] + last // PAGE, last % PAGE

@@ -45,6 +45,12 @@ def _fused_parts(model: Any) -> tuple[list[Any], str]:
     return fused_parts(model), ATTENTION if same_attention(model) else GATHERED
 
 
+def _store(*given: Tensor) -> None:
+    from dew.decoding.fused import store
+
+    store(*given)
+
+
 class SamplingCopy:
     """A copy of a model in the dtype used for sampling; the model itself if it already has that dtype."""
 
@@ -262,7 +268,7 @@ class Decoder:
             # zeros: hidden slots must still be finite
             dtype = self.model.get_input_embeddings().weight.dtype
             self._storage, kept = torch.zeros(shape, dtype=dtype, device=self.device), None
-            self._layers = [PagedLayer(layer) for layer in self._storage]
+            self._layers = [PagedLayer(layer, _store) for layer in self._storage]
         if kept is None or (kept.width, kept.new) != (width, new):
             kept = self._kept[capacity] = Buffers(self._layers, capacity, width, new, self.pad, 2 + self.draw.sum_sq)
         return kept
