@@ -11,6 +11,7 @@ Close other programs: on a busy machine all are larger.
 
 import argparse
 import os
+import platform
 import shutil
 import statistics
 import tempfile
@@ -236,8 +237,8 @@ def main() -> None:
         "# The report's page",
         "",
         f"`python benchmarks/report.py --repeats {args.repeats}`, {date.today()}, {os.cpu_count()} virtual cores of "
-        f"x86_64, load average {os.getloadavg()[0]:.1f}, headless Chromium {version}. CPU is the time of the page's "
-        "main thread, the smallest of all repeats; wall is the median, and ends two frames after the page has changed; "
+        f"{platform.machine()}, load average {os.getloadavg()[0]:.0f}, headless Chromium {version}. "
+        "CPU is the time of the page's main thread, the smallest of all repeats; wall is the median, and ends two frames after the page has changed; "
         "complete is later where the page draws charts or finds tokens in parts.",
         "",
         *builds,
