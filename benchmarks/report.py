@@ -238,7 +238,8 @@ def main() -> None:
         "",
         f"`python benchmarks/report.py --repeats {args.repeats}`, {date.today()}, {os.cpu_count()} virtual cores of "
         f"{platform.machine()}, load average {os.getloadavg()[0]:.0f}, headless Chromium {version}. "
-        "CPU is the time of the page's main thread, the smallest of all repeats; wall is the median, and ends two frames after the page has changed; "
+        "CPU is the time of the page's main thread, the smallest of all repeats; wall is the median, and ends two "
+        "frames after the page has changed; "
         "complete is later where the page draws charts or finds tokens in parts.",
         "",
         *builds,
