@@ -16,7 +16,7 @@ PREFILL = 65_536
 
 
 class Queue:
-    """The prompts that no row answers yet. A row that ends goes on with the next prompt of its owner."""
+    """The prompts that no row answers yet. A row that ends continues with the next prompt of its owner."""
 
     def __init__(self, owners: Sequence[int]) -> None:
         self._owners, by_owner = owners, dict[int, list[int]]()

@@ -146,7 +146,7 @@ class Joined:
 
             self._kernels, device = lora_kernels, self.weight.device
             sizes = ([bases[0].in_features], rank * len(bases)), ([x.out_features for x in bases], rank)
-            self._layouts = [lora_kernels.Joined(*x, device) for x in sizes]
+            self._layouts = [lora_kernels.Layout(*x, device) for x in sizes]
 
     def __call__(self, x: Tensor, number: int) -> Tensor:
         if self._read is not x or number not in self._left:
@@ -299,14 +299,15 @@ def _stack_adapters(base: Base, rows: Rows, seeds: Sequence[int], settings: Lora
 
 
 def _same_input(layers: dict[str, StackedLinear]) -> list[list[str]]:
-    """Names of layers that read the same input: q, k and v of an attention, gate and up of a gated unit."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    """Names of layers that read the same input: q, k and v of an attention, gate and up of a gated unit. All of a group
+    have a bias, or none."""
+    groups: dict[tuple[str, str, bool], list[str]] = {}
     for name, layer in layers.items():
         owner, _, own = name.rpartition(".")
         kind = next((" ".join(x) for x in JOINED if own in x), own)
         if layer.base.out_features % COLUMNS:
             kind = own
-        groups.setdefault((owner, kind), []).append(name)
+        groups.setdefault((owner, kind, layer.base.bias is None), []).append(name)
     return list(groups.values())
 
 

@@ -135,8 +135,8 @@ def _rank(r: int) -> int:
 
 
 @dataclass
-class Joined:
-    """The layout of layers that are one product: the first column of each and the end, and r."""
+class Layout:
+    """Of layers that are one product: the first column of each and the end, and r."""
 
     sizes: list[int]
     r: int
@@ -194,7 +194,7 @@ class AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: tuple[Tensor, Tensor],
-        layouts: tuple[Joined, Joined], rows: tuple[Tensor, Tensor], scale: float, gated: bool, *_: Tensor,
+        layouts: tuple[Layout, Layout], rows: tuple[Tensor, Tensor], scale: float, gated: bool, *_: Tensor,
     ) -> Any:  # fmt: skip
         """`low` are all A and all B side by side, in the dtype of x; their gradients go to the tensors at the end."""
         (a, b), (tiles, starts), (inner, outer) = low, rows, layouts
