@@ -101,6 +101,14 @@ def holm_tasks(step: str, arm: str, base: str, task: str, score: str = "area") -
     return dict(zip(tasks, holm([diff(step, t, arm, score, base).p for t in tasks]), strict=True))[task]
 
 
+def welch(arm: str, task: str) -> float:
+    """p of a rule's gain over DAPO being the same on countdown-6 and on a variant, by Welch's test."""
+    from scipy.stats import ttest_ind
+
+    both = (diff("../alignment/confirm", name, arm).by_pair for name in ("countdown-6", task))
+    return float(ttest_ind(*both, equal_var=False).pvalue)
+
+
 # ── real models and preference pairs ────────────────────────────────────────────────────────────────────────
 
 

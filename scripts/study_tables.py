@@ -76,7 +76,7 @@ def read(name: str) -> Runs:
 
 
 def tasks_of(runs: Runs) -> list[str]:
-    return [task for task in TASKS if any(r.task == task for r in runs)]
+    return [task for task in dict.fromkeys((*TASKS, *(r.task for r in runs))) if any(r.task == task for r in runs)]
 
 
 def average(runs: Sequence[Result], score: str) -> str:
@@ -103,7 +103,8 @@ def tables() -> dict[str, str]:
         "learned": by_task(read("learned-confirm"), "area", "pass@1", "pass@16"),
         "learned-head": head(),
     }
-    return found | {"surviving": surviving()}  # last: it counts the others' differences
+    found |= {"surviving": surviving()}  # it counts the differences of those above
+    return found | {"alignment": by_task(read("../alignment/confirm"), "area", "pass@1", "pass@16")}
 
 
 def pooled(task: str, arm: str, score: str) -> tuple[int, Interval]:

@@ -114,7 +114,7 @@ def test_sampling_and_training_agree_in_tf32():
 
 @pytest.mark.parametrize(
     ("width", "sizes", "r", "gated"),
-    [(96, [192, 64, 64], 4, False), (40, [72], 16, False), (130, [128, 128], 8, False), (130, [128, 128], 8, True)],
+    [(96, [192, 64, 64], 4, False), (600, [72], 16, False), (130, [128, 128], 8, False), (130, [128, 128], 8, True)],
 )
 def test_adapters_of_joined_layers(width, sizes, r, gated):
     """Three replicas, one of them without rows: outputs and all gradients."""

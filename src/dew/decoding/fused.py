@@ -35,7 +35,7 @@ ATTENTION = "dew_fused"
 TOLERANCE = 0.02
 """Relative; bfloat16 rounds at other places."""
 LOG2E = 1.4426950408889634
-BLOCK = 4096
+BLOCK = 2048
 WARPS, STAGES = 4, 3
 """Of a program of `attention`."""
 LOWEST = tl.constexpr(-1e30)
@@ -206,6 +206,11 @@ def _ln1p(r):
 
 
 @triton.jit
+def _add(a, b, c, a2, b2, c2):
+    return a + a2, b + b2, c + c2
+
+
+@triton.jit
 def _pick(weights, places, u):
     """The place at which the cumulative sum passes the share u of the total; never one of weight 0."""
     total = tl.cumsum(weights, axis=0)
@@ -226,19 +231,18 @@ def draw_kernel(
     r = tl.zeros((BLOCKS,), tl.float32)
     t = tl.zeros((BLOCKS,), tl.float32)
     w = tl.zeros((BLOCKS,), tl.float32)
-    for block in range(tl.cdiv(v, BLOCK)):
+    for block in tl.range(tl.cdiv(v, BLOCK), num_stages=3):
         k = block * BLOCK + inner
         x = tl.maximum(tl.load(at + k, mask=k < v, other=LOWEST).to(tl.float32) * s, LOWEST)
         top = tl.max(x, axis=0)
         q = x - top
         e = tl.where(x > LOWEST, tl.exp2(q), 0.0)
-        rest = tl.sum(tl.where(q < 0, e, 0.0), axis=0)
-        ties = tl.sum(tl.where(q < 0, 0.0, e), axis=0)
+        rest, ties, weighted = tl.reduce((tl.where(q < 0, e, 0.0), tl.where(q < 0, 0.0, e), e * q), 0, _add)
         here = places == block
         m = tl.where(here, top, m)
         n = tl.where(here, rest + ties, n)
         r = tl.where(here, rest + (ties - 1), r)  # in this order: it keeps the digits of a small rest
-        t = tl.where(here, tl.sum(e * q, axis=0), t)
+        t = tl.where(here, weighted, t)
         if SUM_SQ:
             w = tl.where(here, tl.sum(e * e, axis=0), w)
     most = tl.max(m, axis=0)
@@ -273,6 +277,6 @@ def draw(logits: Tensor, temperature: float, uniforms: Tensor, sum_sq: bool = Fa
     blocks = triton.next_power_of_2(triton.cdiv(v, BLOCK))
     draw_kernel[(rows,)](
         logits, logits.stride(0), uniforms.contiguous(), token, logp, entropy, squares, v, LOG2E / temperature,
-        SUM_SQ=sum_sq, BLOCK=BLOCK, BLOCKS=blocks, num_warps=8,
+        SUM_SQ=sum_sq, BLOCK=BLOCK, BLOCKS=blocks, num_warps=4,
     )  # fmt: skip
     return (token, logp, entropy, squares) if sum_sq else (token, logp, entropy)
