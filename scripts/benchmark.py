@@ -45,18 +45,19 @@ def run(options: argparse.Namespace) -> None:
     for task in tasks:
         runs = b.read(data, work)
         pack()  # what a call finished that was killed
-        left, todo = options.limit_seconds + began - perf_counter(), b.missing(options.stage, task, runs)
+        left, points = options.limit_seconds + began - perf_counter(), b.points(options.stage, task, runs)
+        chosen = [x for x in points if not options.rules or x[0] in options.rules]
+        todo = [x for x in b.missing(options.stage, task, runs) if x[:2] in chosen]
         say(f"{options.stage}-{task}: {len(todo)} runs are missing.")
         if not todo or left <= 0:
             continue
-        arms = b.texts(b.points(options.stage, task, runs))
         model = Path(options.model or "").resolve()
         local = options.model is not None and model.is_dir()
         with chdir(model.parent if local else "."):  # run.json has the model's name, not this machine's path
             b.train(
                 options.stage,
                 task,
-                arms,
+                b.texts(chosen),
                 work / f"{options.stage}-{task}",
                 model=model.name if local else options.model or b.TASKS[task].model,
                 limit_seconds=left,
@@ -96,6 +97,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=b.COMMITTED, help="folder of archives (docs/results/benchmark)")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"), help="folder of the studies")
     parser.add_argument("--model", help="folder of the tasks' model (default: its name on the hub)")
+    parser.add_argument("--rules", nargs="+", help="of the stage, e.g. dapo dew gtpo (default: all)")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"))
     parser.add_argument("--runs-at-once", type=int, help="of a stack (default: as many as fit into memory and time)")
     options = parser.parse_args()

@@ -156,14 +156,15 @@ def test_a_stage_runs_in_pieces_on_the_bundled_model(tmp_path, monkeypatch, caps
     monkeypatch.setitem(b.TASKS, "A", b.Task("countdown", "tiny", "countdown"))
     monkeypatch.setitem(b.STAGES, "replication", b.Stage(300, {"A": 1}))
     options = {"stage": "replication", "tasks": [], "data": tmp_path / "data", "work": tmp_path / "work", "model": None}
-    options["runs_at_once"] = 2
+    options |= {"runs_at_once": 2, "rules": None}
     script.run(argparse.Namespace(**options, limit_seconds=0.0))
     assert not options["data"].exists()
     train, calls = b.train, []
     monkeypatch.setattr(b, "train", lambda *args, **how: (calls.append(args[2]), train(*args, **how)))
-    for _ in range(2):
-        script.run(argparse.Namespace(**options, limit_seconds=600.0))
-    assert calls == [["dapo@4e-05", "dew@4e-05", "dew(placebo=True)@4e-05"]]  # the second call had nothing to do
+    for rules in (["dew"], None, None):
+        script.run(argparse.Namespace(**options | {"rules": rules}, limit_seconds=600.0))
+    every = ["dapo@4e-05", "dew@4e-05", "dew(placebo=True)@4e-05"]
+    assert calls == [every[1:2], every]  # the last call had nothing to do
     script.status(options["data"])
     assert "replication-A: 3 runs, 0 missing" in capsys.readouterr().out
     (tmp_path / "images").mkdir()

@@ -39,6 +39,8 @@ JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers that read the same input."""
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else it needs no word
 BETAS = (0.9, 0.999)
+AT_ONCE = 1024
+"""Answers that are sampled at a time, if there are so many: a step of fewer rows hardly takes less time."""
 PROMPT = 256
 """Tokens of a prompt that the estimate of memory allows for."""
 
@@ -376,7 +378,7 @@ class LoraPolicies:
         prompts, owners = [self.prompts(i) for i in asked], [i for i in range(R) for _ in range(B)]
         if self.decoder.affordable(max(map(len, prompts)), T) < R:
             raise torch.OutOfMemoryError("The cache of one answer of each run does not fit.")
-        rows = R * self.settings.answers
+        rows = max(R * self.settings.answers, AT_ONCE)
 
         def told(numbers: Sequence[int], tokens: Tensor) -> None:
             if self.ended:
