@@ -374,7 +374,7 @@ def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Stack, "generation", timed)
     monkeypatch.setattr(studies, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    how = {"arms": ["dapo"], "seeds": 4, "settings": replace(FAST, max_new_tokens=6), "runs_at_once": 2}
+    how = {"arms": ["otb"], "seeds": 4, "settings": replace(FAST, max_new_tokens=6), "runs_at_once": 2}
     assert len(run_study(tmp_path, limit_seconds=45, **how)) == 2  # a second stack would not end in time
     assert len(run_study(tmp_path, limit_seconds=15, **how)) == 2  # it is interrupted after two generations
     assert (tmp_path / studies.CHECKPOINT).exists()

@@ -164,9 +164,8 @@ def _adapters(model: str, device: str, reward: str | None, task_settings: Mappin
 
     def policies(task: TextTask, settings: LoraSettings, replicas: Sequence[Replica]) -> LoraPolicies:
         rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-        return LoraPolicies(
-            base, task.prompt, [x.seed for x in replicas], rates, settings, task.ended if device != "cpu" else None
-        )
+        ended, squares = task.ended if device != "cpu" else None, any(x.arm.algorithm.needs_sum_sq for x in replicas)
+        return LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings, ended, squares)
 
     def begin(name: str, settings: LoraSettings, default: Any = None) -> Start:
         task = TextTask(name, base, settings.max_new_tokens, settings.eval_problems, reward, task_settings)
