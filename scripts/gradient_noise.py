@@ -65,8 +65,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         batch = sample(stack)
         reference, other, found = None, None, {}
         for name, algorithm in zip(rules, algorithms, strict=True):
-            algorithm = replace(algorithm, max_tokens=task.tokens)
-            team = Team(algorithm, slice(0, n), settings.group_size, task.tokens)
+            team = Team(replace(algorithm, max_tokens=task.tokens), slice(0, n), settings.group_size, task.tokens)
             halves = gradients(stack, team, batch)
             whole = halves[0] + halves[1]
             if reference is None or other is None:  # the sum over all batches, less each one's own
