@@ -28,6 +28,7 @@ ui.perfetto.dev.
 """
 
 import argparse
+import functools
 import importlib.util
 import json
 import multiprocessing
@@ -123,11 +124,14 @@ class Phases(StepTimer):
 
 
 def on_a_cpu():
-    """vLLM on a CPU repacks weights when it loads them and accepts no new ones; this switches it off."""
+    """vLLM on a CPU repacks weights when it loads them and accepts no new ones; this switches it off. In float32, since
+    not every CPU has bfloat16."""
+    from trl.generation import vllm_generation
     from vllm import _custom_ops
     from vllm.model_executor.layers import utils
 
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype="float32", enforce_eager=True)
     _custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda *_: False
 
