@@ -77,20 +77,25 @@ def generate_batch(model, prompts, new, ends):
     return [a.generated_tokens for a in answers.values()]
 
 
-def vllm(shape, rows, length, memory, **settings):
+def engine(shape, rows, length, memory, **settings):
     """vLLM with weights of its own."""
     if not torch.cuda.is_available():  # in this process, whose CPU time is measured
         os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
-        settings = {"enforce_eager": True}  # compiling takes minutes
-    from vllm import LLM, SamplingParams
+        settings = {"enforce_eager": True, "dtype": "float32"}  # compiling takes minutes; not every CPU has bfloat16
+    from vllm import LLM
 
     config = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
     folder = tempfile.mkdtemp()
     (Path(folder) / "config.json").write_text(json.dumps(Qwen2Config(**shape, **config).to_dict() | config))
-    llm = LLM(
-        folder, load_format="dummy", skip_tokenizer_init=True, dtype="bfloat16", max_model_len=length,
-        gpu_memory_utilization=memory, max_num_seqs=max(rows, 256), disable_log_stats=True, **settings,
+    return LLM(
+        folder, load_format="dummy", skip_tokenizer_init=True, max_model_len=length, gpu_memory_utilization=memory,
+        max_num_seqs=max(rows, 256), disable_log_stats=True, **{"dtype": "bfloat16"} | settings,
     )  # fmt: skip
+
+
+def vllm(shape, rows, length, memory, **settings):
+    llm = engine(shape, rows, length, memory, **settings)
+    from vllm import SamplingParams
 
     def call(prompts, new, ends):
         stop = {"stop_token_ids": ends} if ends else {"ignore_eos": True}

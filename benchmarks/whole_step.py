@@ -3,15 +3,17 @@
     python benchmarks/whole_step.py                             Qwen2.5-0.5B's shape: 16 groups of 8, up to 300 tokens
     python benchmarks/whole_step.py --model 1.5B --cases "dew GTPO"
     python benchmarks/whole_step.py --weights folder --data gsm8k.jsonl.gz      real weights and prompts
+    python benchmarks/whole_step.py --lora 16 --optimizer-steps 4               adapters, 4 updates per generation
     python benchmarks/whole_step.py --liger [no-rope]           with Liger's kernels in the layers of all cases
     python benchmarks/whole_step.py --trace folder              also a Chrome trace of each case's last step
     python benchmarks/whole_step.py --small                     a toy model on the CPU, to test the script
     python benchmarks/whole_step.py --figure benchmarks/results/whole_step-h200.md > docs/images/whole-step.svg
 
 Without --weights the weights are random. Then one token in --mean-length ends an answer, so that lengths vary as those
-of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. All cases get the same
-prompts, and each runs in a process of its own, forked before CUDA starts; the table is written after every case. Phases
-are measured alike in both trainers, each ending with a device synchronisation, nested ones excluded:
+of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. With --lora the base is
+in bfloat16. All cases get the same prompts, and each runs in a process of its own, forked before CUDA starts; the table
+is written after every case. Phases are measured alike in both trainers, each ending with a device synchronisation,
+nested ones excluded:
 
     sample     from prompts to token ids
     reward     reward functions
@@ -20,12 +22,13 @@ are measured alike in both trainers, each ending with a device synchronisation, 
     update     forward, backward, optimizer
 
 "floor" is what the step's bytes and operations take at the measured ceilings of an H200 (4.3 TB/s, 790 TFLOP/s):
-sampling reads the weights and the cache once per token position, an update takes 6 operations per weight and token.
-A trace shows the phases above the operators and kernels; open it in chrome://tracing or ui.perfetto.dev.
+sampling reads the weights and the cache once per token position, an update takes 6 operations per weight and token,
+4 if the weight is frozen. A trace shows the phases above the operators and kernels; open it in chrome://tracing or
+ui.perfetto.dev.
 """
 
 import argparse
-import gzip
+import functools
 import importlib.util
 import json
 import multiprocessing
@@ -44,6 +47,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs m
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile, record_function
 from trainer_step import MODELS, QWEN, SMALL, StepTimer, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
@@ -51,12 +55,14 @@ from trl import GRPOConfig, GRPOTrainer
 
 import dew.engines.trl.trainer as dew_trainer
 from dew.engines.trl import DewConfig, DewTrainer
+from dew.tasks import task
 
 # name -> (dew's algorithm, or None for plain TRL; settings)
 CASES = {
     "TRL GRPO, generate": (None, {}),
     "TRL GRPO, vLLM": (None, {"use_vllm": True}),
     "dew GTPO": ("gtpo", {}),
+    "dew DAPO": ("dapo", {"algorithm_kwargs": {"dynamic_sampling": False}}),
     "dew GTPO, TRL's micro-batches": ("gtpo", {"less_padding": False}),
     "dew GTPO, vLLM": ("gtpo", {"use_vllm": True}),
     "dew GTPO, dynamic sampling": ("gtpo", {"algorithm_kwargs": {"dynamic_sampling": True, "oversample": 2.5}}),
@@ -71,11 +77,12 @@ METHODS = {"_generate": "sample", "_calculate_rewards": "reward", "_generate_and
 
 
 class Phases(StepTimer):
-    """Seconds of the phases of every step, and a trace of the last one."""
+    """Seconds of the phases of every step, which has `updates` optimizer steps, and a trace of the last one."""
 
-    def __init__(self, cuda, last, trace):
+    def __init__(self, cuda, updates, last, trace):
         super().__init__(cuda)
-        self.steps, self.nested, self.last, self.trace, self.profile = [], 0.0, last, trace, None
+        self.steps, self.nested, self.updates, self.last, self.trace = [], 0.0, updates, last, trace
+        self.profile = None
 
     def watch(self, trainer):
         for name, phase in METHODS.items():
@@ -83,14 +90,18 @@ class Phases(StepTimer):
         dew_trainer.give_credit = self._timed("credit", dew_trainer.give_credit)
 
     def on_step_begin(self, args, state, control, **_):
+        if state.global_step % self.updates:
+            return
         self.steps.append(dict.fromkeys(PHASES, 0.0) | {"lengths": []})
-        if self.trace and state.global_step + 1 == self.last:
+        if self.trace and len(self.steps) == self.last:
             kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
             self.profile = profile(activities=kinds)
             self.profile.start()
         super().on_step_begin(args, state, control)
 
     def on_step_end(self, args, state, control, **_):
+        if state.global_step % self.updates:
+            return
         super().on_step_end(args, state, control)
         self.steps[-1]["update"] = self.seconds[-1] - sum(self.steps[-1][phase] for phase in PHASES)
         if self.profile is not None:
@@ -113,23 +124,30 @@ class Phases(StepTimer):
 
 
 def on_a_cpu():
-    """vLLM on a CPU repacks weights when it loads them and accepts no new ones; this switches it off."""
+    """vLLM on a CPU repacks weights when it loads them and accepts no new ones; this switches it off. In float32, since
+    not every CPU has bfloat16."""
+    from trl.generation import vllm_generation
     from vllm import _custom_ops
     from vllm.model_executor.layers import utils
 
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    vllm_generation.LLM = functools.partial(vllm_generation.LLM, dtype="float32", enforce_eager=True)
     _custom_ops._supports_onednn = False
     utils.check_cpu_sgl_kernel = lambda *_: False
+
+
+def base_dtype(options):
+    return torch.bfloat16 if options.lora and not options.small else torch.float32
 
 
 def problem(options, shape):
     """A tokenizer, prompts as token ids in text, and what makes a model."""
     if options.weights:
         reader = AutoTokenizer.from_pretrained(options.weights)
-        with gzip.open(options.data, "rt") as lines:
-            texts = [json.loads(line)["problem"] for line in list(lines)[: options.prompts * 8]]
-        prompts = [[{"role": "user", "content": text}] for text in texts]
-        return reader, prompts, lambda: AutoModelForCausalLM.from_pretrained(options.weights, dtype=torch.float32)
+        rows = task("gsm8k", path=options.data).rows(options.prompts * 8, split="train")
+        dtype = base_dtype(options)
+        prompts = [row["prompt"] for row in rows]
+        return reader, prompts, lambda: AutoModelForCausalLM.from_pretrained(options.weights, dtype=dtype)
     dice = random.Random(0)
     reader = tokenizer()
     words = [f"w{i}" for i in range(200)]
@@ -141,6 +159,7 @@ def problem(options, shape):
         torch.manual_seed(0)
         with torch.device("cpu" if options.small else "cuda"):
             model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=8192))
+        model = model.to(base_dtype(options))
         model.generation_config.eos_token_id = list(range(300, shape["vocab_size"], options.mean_length))
         model.generation_config.pad_token_id = 0
         return model
@@ -166,10 +185,11 @@ def measure(name, options, shape, folder):
     common = {
         "output_dir": str(Path(folder) / name.replace(" ", "_")),
         "per_device_train_batch_size": options.micro_batch,
-        "gradient_accumulation_steps": rows // options.micro_batch,
+        "gradient_accumulation_steps": rows // options.micro_batch // options.optimizer_steps,
+        "steps_per_generation": rows // options.micro_batch,
         "num_generations": options.answers,
         "max_completion_length": options.completion,
-        "max_steps": options.warm_up + options.steps,
+        "max_steps": (options.warm_up + options.steps) * options.optimizer_steps,
         "learning_rate": 1e-6,
         "gradient_checkpointing": options.checkpointing,
         "use_liger_kernel": options.liger is not None,
@@ -186,6 +206,7 @@ def measure(name, options, shape, folder):
     if settings.get("use_vllm"):
         common |= {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": options.vllm_memory}
         common["vllm_max_model_length"] = options.completion + (64 if options.small else 1024)
+        common["model_init_kwargs"] = {"dtype": base_dtype(options)}
         if options.small:
             on_a_cpu()
     if algorithm is None:
@@ -194,7 +215,7 @@ def measure(name, options, shape, folder):
         kind, args = DewTrainer, DewConfig(algorithm=algorithm, records_every=0, **common)
     last = options.warm_up + options.steps
     trace = options.trace and options.trace / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json.gz"
-    timer, model = Phases(cuda, last, trace), build()
+    timer, model = Phases(cuda, options.optimizer_steps, last, trace), build()
     if settings.get("use_vllm"):  # vLLM loads the weights from a folder
         start = str(Path(folder) / "start")
         model.save_pretrained(start)
@@ -202,7 +223,9 @@ def measure(name, options, shape, folder):
         model = start
     data = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     reward = in_three_of_five if name == DYNAMIC else alternating
-    trainer = kind(model, reward, args, data, processing_class=reader, callbacks=[timer])
+    lora = {"r": options.lora, "lora_alpha": 2 * (options.lora or 0), "target_modules": "all-linear"}
+    adapters = LoraConfig(**lora, task_type="CAUSAL_LM") if options.lora else None
+    trainer = kind(model, reward, args, data, processing_class=reader, callbacks=[timer], peft_config=adapters)
     timer.watch(trainer)
     if cuda:
         torch.cuda.empty_cache()
@@ -225,7 +248,8 @@ def floor(model, lengths, trained):
     config, weights = model.config, sum(p.numel() for p in model.parameters())
     cache = 4 * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
     reads = 2 * weights * max(c for _, c in lengths) + cache * sum(c * p + c * c // 2 for p, c in lengths)
-    update = 6 * weights * sum(p + c for p, c in lengths) * trained / len(lengths)
+    operations = sum(4 * p.numel() + 2 * p.numel() * p.requires_grad for p in model.parameters())
+    update = operations * sum(p + c for p, c in lengths) * trained / len(lengths)
     return reads / BANDWIDTH + update / OPERATIONS
 
 
@@ -238,6 +262,8 @@ def main():
     parser.add_argument("--prompts", type=int, default=16, help="prompts of a step")
     parser.add_argument("--answers", type=int, default=8)
     parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--optimizer-steps", type=int, default=1, help="updates per generation, which is a step here")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of all linear layers but the head")
     parser.add_argument("--completion", type=int, default=300)
     parser.add_argument("--mean-length", type=int, default=200)
     parser.add_argument("--checkpointing", action="store_true")
