@@ -17,6 +17,7 @@ import argparse
 import json
 import re
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -47,7 +48,8 @@ RESULTS, PAGE = ROOT / "docs" / "results" / "gradient-noise", ROOT / "docs" / "g
 COLUMNS = ("halves", "direction", "norm")
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """After each rule, what is known so far."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     settings = LoraSettings(**json.loads(options.settings))
     base = load_base(options.model, device)
@@ -63,7 +65,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     stack = Stack(task, policies, [Replica(arm, options.first_seed + i) for i in range(n)], settings, device)
     with numerics():
         batch = sample(stack)
-        reference, other, found = None, None, {}
+        reference, other = None, None
+        gpu = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        found: dict[str, Any] = {"date": str(date.today()), "machine": gpu, "torch": torch.__version__}
+        found |= {"model": options.model, "task": options.task, "adapter": bool(options.adapter)}
+        found |= {"accuracy": batch["accuracy"], "rules": {}}
         for name, algorithm in zip(rules, algorithms, strict=True):
             team = Team(replace(algorithm, max_tokens=task.tokens), slice(0, n), settings.group_size, task.tokens)
             halves = gradients(stack, team, batch)
@@ -71,21 +77,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             if reference is None or other is None:  # the sum over all batches, less each one's own
                 reference, other = whole, whole.sum(0)
                 continue
-            found[name] = {
+            found["rules"][name] = {
                 "halves": cosine(*halves),
                 "direction": cosine(whole, other - reference),
                 "norm": whole.norm(dim=1).tolist(),
             }
-            print(name, {key: round(fmean(values), 5) for key, values in found[name].items()}, flush=True)
-    gpu = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    about = {"date": str(date.today()), "machine": gpu, "torch": torch.__version__, "model": options.model}
-    return {
-        **about,
-        "task": options.task,
-        "adapter": bool(options.adapter),
-        "accuracy": batch["accuracy"],
-        "rules": found,
-    }
+            yield found
 
 
 def cosine(a: Tensor, b: Tensor) -> list[float]:
@@ -198,11 +195,13 @@ def main() -> None:
         PAGE.write_text(page(PAGE.read_text()))
         return
     began = time.perf_counter()
-    found = measure(options)
-    print(f"{time.perf_counter() - began:.0f} s")
-    if options.write:
-        options.write.parent.mkdir(parents=True, exist_ok=True)
-        options.write.write_text(json.dumps(found, indent=1))
+    for found in measure(options):
+        name, values = list(found["rules"].items())[-1]
+        means = ", ".join(f"{key} {fmean(of):.5f}" for key, of in values.items())
+        print(f"{time.perf_counter() - began:.0f} s, {name}: {means}", flush=True)
+        if options.write:
+            options.write.parent.mkdir(parents=True, exist_ok=True)
+            options.write.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":
