@@ -8,7 +8,7 @@ it in PEFT's format. For each rule and batch, the gradient with respect to the a
 
     halves     the cosine between the gradients of the first and of the last 8 problems
     direction  the cosine between the gradient and the sum of the policy gradients of all other batches
-    norm       its length, relative to that of the first rule, DAPO
+    norm       its length
 
 The policy gradient is that of the mean reward: (reward − mean of the group), equal on all tokens, not normalised.
 """
@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dew.compare.statistics import t_test
+from dew.compare.statistics import holm, t_test
 from dew.compare.verdicts import markdown_table
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.lora import LoraPolicies, LoraSettings, load_base
@@ -149,25 +149,28 @@ def gradients(stack: Stack, team: Team, batch: dict[str, Any]) -> list[Tensor]:
 
 
 def tables() -> dict[str, str]:
-    """By the names of the files in docs/results/gradient-noise."""
+    """By the names of the files in docs/results/gradient-noise. A star: p < 0.05, for `direction` after Holm."""
     found = {}
     for path in sorted(RESULTS.glob("*.json")):
         rules = json.loads(path.read_text())["rules"]
-        first, rows = next(iter(rules)), []
-        for name, values in rules.items():
-            cells = [f"`{name}`"]
-            for column in COLUMNS:
-                own, base = values[column], rules[first][column]
-                if column == "norm":
-                    cells.append(f"{fmean(a / b for a, b in zip(own, base, strict=True)):.2f}")
-                    continue
-                cells.append(f"{fmean(own):.4f}")
-                d, p = t_test([a - b for a, b in zip(own, base, strict=True)])
-                cells.append("" if name == first else f"{d.value:+.4f} ± {d.high - d.value:.4f}{'*' * (p < 0.05)}")
-
-            rows.append(cells)
-        head = ["rule", "halves", f"− {first}", "direction", f"− {first}", "norm"]
-        found[path.stem] = markdown_table(head, rows)
+        first, *others = rules
+        cells = {name: [f"`{name}`"] for name in rules}
+        for column in COLUMNS:
+            own = {
+                name: [a - b for a, b in zip(rules[name][column], rules[first][column], strict=True)] for name in others
+            }
+            tests = {name: t_test(values) for name, values in own.items()}
+            p = [p for _, p in tests.values()]
+            starred = dict(zip(others, holm(p) if column == "direction" else p, strict=True))
+            for name, values in rules.items():
+                cells[name].append(f"{fmean(values[column]):.4f}")
+                difference = tests.get(name)
+                text = (
+                    f"{difference[0].value:+.4f} ± {difference[0].high - difference[0].value:.4f}" if difference else ""
+                )
+                cells[name].append(text + "*" * (starred.get(name, 1) < 0.05))
+        head = ["rule", *(x for column in COLUMNS for x in (column, f"− {first}"))]
+        found[path.stem] = markdown_table(head, list(cells.values())).strip()
     return found
 
 
