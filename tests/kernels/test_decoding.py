@@ -89,6 +89,24 @@ def test_ended_answers_make_room(monkeypatch, all_at_once, at_once, fewest):
     assert (len(ours._kept) > 1) == (fewest == 1)
 
 
+def test_each_prompt_is_read_once(monkeypatch, all_at_once):
+    """Also where the answers of one owner end sooner than those of the other."""
+    for name, value in (("LOOK", 2), ("REFILL", 0.01)):
+        monkeypatch.setattr(decoder, name, value)
+    monkeypatch.setattr(prompts, "PREFILL", 16)
+    read, run = [], prompts.Prefill._pass
+    monkeypatch.setattr(prompts.Prefill, "_pass", lambda self, chosen: (read.append(chosen), run(self, chosen))[1])
+    model, expected = all_at_once[:2]
+    order = sorted(range(20), key=lambda i: len(expected[i]))  # the first owner's answers are the short ones
+    given, owners = [MANY[i] for i in order for _ in range(2)], [0] * 20 + [1] * 20
+    tokens, lengths = greedy(model).rows(given, 14, 4, owners=owners)[:2]
+    found = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+    assert found == [expected[i] for i in order for _ in range(2)]
+    every = [prompt for chosen in read for prompt in chosen]
+    assert len(every) == len(set(every)) == len(set(zip(owners, map(tuple, given), strict=True)))
+    assert len(read) < 10
+
+
 @pytest.mark.parametrize("gib", [0.01, 0.1, 0.7, 1, 3])
 def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
     """What is allocated for the rows found affordable stays within the share, and uses at least half of it."""
@@ -127,6 +145,9 @@ def test_graphs_match_generate_on_a_gpu(monkeypatch):
     monkeypatch.setattr(decoder, "FEWEST", 1)
     assert greedy(model).answers(PROMPTS, 600) == expected
     assert greedy(model).answers(PROMPTS, 600, at_once=2) == expected
+    ours = greedy(model)
+    for prompt in PROMPTS[1:4]:  # wider each time, in buffers of one size: the only graph is replaced
+        assert ours.answers([prompt], 600) == generated(model, [prompt], 600)
 
 
 # ── choosing a token ────────────────────────────────────────────────────────────────────────────────────

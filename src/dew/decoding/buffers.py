@@ -133,6 +133,10 @@ class Buffers:
     def __len__(self) -> int:
         return len(self.table)
 
+    @property
+    def captured(self) -> bool:
+        return self._graph is not None
+
     def start(self, limit: int) -> None:
         """All rows are unused: they count as ended, and write to the page that nobody reads."""
         self.limit.fill_(limit)

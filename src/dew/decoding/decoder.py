@@ -179,7 +179,7 @@ class Decoder:
         told: Callable[[Sequence[int], Tensor], None] | None, new: int, at_once: int,
     ) -> list[Tensor]:  # fmt: skip
         width, total, queue = max(map(len, prompts)), len(prompts), Queue(owners)
-        prefill = Prefill(self, prompts, owners, queue.order, uniforms)
+        prefill = Prefill(self, prompts, owners, queue, uniforms)
         place = queue.first(min(at_once, total, self.affordable(width, new, prefill.distinct)))
         """Which prompt each row answers."""
         buffers = self._fitting(len(place), width, new, prefill.make_room(len(place)))
@@ -270,6 +270,9 @@ class Decoder:
             self._storage, kept = torch.zeros(shape, dtype=dtype, device=self.device), None
             self._layers = [PagedLayer(layer, _store) for layer in self._storage]
         if kept is None or (kept.width, kept.new) != (width, new):
+            self._kept.pop(capacity, None)
+            if not any(x.captured for x in self._kept.values()) and self.device.type == "cuda":
+                self._pool = torch.cuda.graph_pool_handle()  # PyTorch refuses one whose last graph is gone
             kept = self._kept[capacity] = Buffers(self._layers, capacity, width, new, self.pad, 2 + self.draw.sum_sq)
         return kept
 

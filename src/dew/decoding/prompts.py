@@ -1,9 +1,9 @@
 """Prompts on their way into a batch: which come next, and their keys, values and first tokens."""
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from dew.decoding.buffers import Buffers
 
 PREFILL = 65_536
 """Tokens of a pass over prompts."""
+Prompt = tuple[int, tuple[int, ...]]
+"""Owner and token ids."""
 
 
 class Queue:
@@ -22,8 +24,6 @@ class Queue:
         self._owners, by_owner = owners, dict[int, list[int]]()
         for i, owner in enumerate(owners):
             by_owner.setdefault(owner, []).append(i)
-        self.order = [i for turn in zip_longest(*by_owner.values()) for i in turn if i is not None]
-        """In which prompts are started."""
         self._left, self.waiting = {owner: deque(numbers) for owner, numbers in by_owner.items()}, len(owners)
 
     def first(self, rows: int) -> list[int]:
@@ -36,29 +36,48 @@ class Queue:
         found = [(self._take(left), row) for row in rows if (left := self._left[self._owners[place[row]]])]
         return [number for number, _ in found], [row for _, row in found]
 
+    def upcoming(self) -> Iterator[int]:
+        """The prompts in the order in which they will be started, if the rows of all owners end equally fast."""
+        return (i for turn in zip_longest(*self._left.values()) for i in turn if i is not None)
+
     def _take(self, left: "deque[int]") -> int:
         self.waiting -= 1
         return left.popleft()
 
 
+class Pass(NamedTuple):
+    """Prompts that were read together."""
+
+    cache: Any
+    live: Tensor
+    """(B, width) where it holds prompts."""
+    logits: Tensor
+    """(B, V) after each prompt."""
+
+
 class Prefill:
-    """Keys, values and last logits of prompts: each distinct prompt once, many in one pass, in the order of use."""
+    """Keys, values and last logits of prompts. Each distinct prompt is read once, together with those that come next,
+    and its pass is kept until all its answers have been started."""
 
     def __init__(
-        self, decoder: Any, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], order: Sequence[int],
+        self, decoder: Any, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], queue: Queue,
         uniforms: Tensor | None,
     ) -> None:  # fmt: skip
-        size = max(1, PREFILL // max(map(len, prompts)))
-        self._decoder, self._uniforms, self._prompts = decoder, uniforms, list(zip(owners, prompts, strict=True))
-        texts = list(dict.fromkeys(self._prompts[i] for i in order))
-        self.distinct = len(texts)
-        self._texts = [sorted(texts[i : i + size], key=lambda x: x[0]) for i in range(0, len(texts), size)]
-        """Of each pass, with their owners."""
-        self._place = {ids: (number, i) for number, some in enumerate(self._texts) for i, ids in enumerate(some)}
+        self._decoder, self._uniforms, self._queue = decoder, uniforms, queue
+        self._prompts: list[Prompt] = list(zip(owners, prompts, strict=True))
+        self._size = max(1, PREFILL // max(map(len, prompts)))
+        """Prompts of a pass."""
         self._owners = torch.tensor(owners, device=decoder.device)
-        self._passes = dict[int, tuple[Any, Tensor, Tensor]]()
-        self._free, self._loaded, self._answered = list[int](), dict[Any, int](), Counter[Any]()
+        self._left = Counter(self._prompts)
+        """How many answers to each prompt are still to be started."""
+        self._read = dict[Prompt, tuple[Pass, int]]()
+        """Prompts with such answers: their pass and their place in it."""
+        self._free, self._loaded, self._answered = list[int](), dict[Prompt, int](), Counter[Prompt]()
         """Numbers for prompts in the buffers; those of the prompts that are there; how many rows answer each."""
+
+    @property
+    def distinct(self) -> int:
+        return len(self._left)
 
     def make_room(self, rows: int) -> int:
         """How many prompts so many rows answer at most at a time."""
@@ -81,32 +100,49 @@ class Prefill:
     def load(self, numbers: Sequence[int], rows: Sequence[int], buffers: Buffers) -> None:
         """Put the prompts of these numbers into these rows, and sample the first token of each answer."""
         decoder, texts = self._decoder, [self._prompts[i] for i in numbers]
-        new = [text for text in dict.fromkeys(texts) if text not in self._loaded]
+        distinct = list(dict.fromkeys(texts))
+        new = [text for text in distinct if text not in self._loaded]
+        self._read_prompts([text for text in distinct if text not in self._read])
         self._answered.update(texts)
         self._loaded |= {text: self._free.pop() for text in new}
-        page = {text: buffers.prompt_page(self._loaded[text]) for text in dict.fromkeys(texts)}
+        page = {text: buffers.prompt_page(self._loaded[text]) for text in distinct}
         prompt, row = (torch.tensor(x, device=decoder.device) for x in (numbers, rows))
         buffers.load_uniforms(row, None if self._uniforms is None else self._uniforms[prompt])
         table = [(page[text], len(text[1])) for text in texts]
         buffers.table[row, :2] = torch.tensor(table, dtype=torch.int32, device=decoder.device)
         order, logits = list[int](), list[Tensor]()
-        for number in sorted({self._place[text][0] for text in texts}):
-            if number not in self._passes:
-                self._passes = {n: x for n, x in self._passes.items() if n == number - 1} | {number: self._run(number)}
-            cache, live, last = self._passes[number]
-            if here := [(self._place[text][1], page[text]) for text in new if self._place[text][0] == number]:
-                buffers.load_prompts(cache, live, *torch.tensor(here, device=decoder.device).T)
-            answers = [i for i, text in enumerate(texts) if self._place[text][0] == number]
+        for some in {id(done): done for done, _ in map(self._read.__getitem__, distinct)}.values():
+            place = {text: i for text in distinct for done, i in [self._read[text]] if done is some}
+            if here := [(place[text], page[text]) for text in new if text in place]:
+                buffers.load_prompts(some.cache, some.live, *torch.tensor(here, device=decoder.device).T)
+            answers = [i for i, text in enumerate(texts) if text in place]
             order += answers
-            logits.append(last[[self._place[texts[i]][1] for i in answers]])
+            logits.append(some.logits[[place[texts[i]] for i in answers]])
         chosen = row[order]
         drawn = decoder.draw.scored(torch.cat(logits), buffers.uniforms[chosen, 0])
         buffers.load_tokens(chosen, drawn, decoder.is_end(drawn[0]))
+        self._left.subtract(texts)
+        for text in distinct:
+            if not self._left[text]:
+                del self._read[text]
 
-    def _run(self, number: int) -> tuple[Any, Tensor, Tensor]:
-        """A pass: the cache, where it holds prompts (B, width), and the logits."""
-        chosen, model, pad = self._texts[number], self._decoder.model, self._decoder.pad
-        texts, device = [text for _, text in chosen], self._decoder.device
+    def _read_prompts(self, needed: Sequence[Prompt]) -> None:
+        """These, and as many of the next ones as make the last pass full."""
+        chosen, total = dict.fromkeys(needed), -(-len(needed) // self._size) * self._size
+        for number in self._queue.upcoming() if needed else ():
+            if len(chosen) == total:
+                break
+            if (text := self._prompts[number]) not in self._read:
+                chosen[text] = None
+        texts = sorted(chosen, key=lambda x: len(x[1]))  # little padding
+        for start in range(0, len(texts), self._size):
+            some = sorted(texts[start : start + self._size], key=lambda x: x[0])
+            done = self._pass(some)
+            self._read |= {text: (done, i) for i, text in enumerate(some)}
+
+    def _pass(self, chosen: Sequence[Prompt]) -> Pass:
+        model, pad, device = self._decoder.model, self._decoder.pad, self._decoder.device
+        texts = [text for _, text in chosen]
         width = max(map(len, texts))
         if self._decoder.arrange:
             self._decoder.arrange(torch.tensor([owner for owner, _ in chosen], device=device), width)
@@ -114,4 +150,4 @@ class Prefill:
         live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in texts], device=device)
         cache, positions = DynamicCache(config=model.config), (live.cumsum(1) - 1).clamp_min(0)
         inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
-        return cache, live, self._decoder.logits(**inputs)
+        return Pass(cache, live, self._decoder.logits(**inputs))
