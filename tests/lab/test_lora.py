@@ -217,18 +217,18 @@ def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypa
     base = as_base("tiny", *_tiny(model_folder("tiny")))
     task = TextTask("countdown", base, 12, 4)
     texts = [task.rows[0]["prompt"], "1+1=2", "7"]
-    ids = [base.tokenizer(text).input_ids for text in texts]
+    ids = [[*base.tokenizer(text).input_ids, base.ends[0]] for text in texts]
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(x) for x in ids], batch_first=True, padding_value=-1)[None]
     facts = torch.tensor([[[0], [1], [1]]])
     answers = Answers(tokens, tokens * 0.0, tokens * 0.0, tokens >= 0)
     expected = task.rewards(answers, facts)
-    task.ended([0, 1], ids[:2])
+    task.ended([0, 1], tokens[0, :2])
     here = []
     monkeypatch.setattr(task, "_scored", lambda texts, rows: here.extend(texts) or [0.25] * len(texts))
     found = task.rewards(answers, facts)
     assert found[0, :2].tolist() == expected[0, :2].tolist() and found[0, 2] == 0.25 and len(here) == 1
     task._process.popen.kill()  # then they are judged here
-    task.ended([0, 1], ids[:2])
+    task.ended([0, 1], tokens[0, :2])
     assert task.rewards(answers, facts).tolist() == [[0.25] * 3]
 
 

@@ -353,7 +353,7 @@ class LoraPolicies:
 
     def __init__(
         self, base: Base, prompts: Callable[[int], Sequence[int]], seeds: Sequence[int], rates: Tensor,
-        settings: LoraSettings, ended: Callable[[Sequence[int], Sequence[Sequence[int]]], None] | None = None,
+        settings: LoraSettings, ended: Callable[[Sequence[int], Tensor], None] | None = None,
         sum_sq: bool = False,
     ) -> None:  # fmt: skip
         """`prompts` gives the token ids of a problem by its number; `ended` is told of problems and answers as these
@@ -382,10 +382,7 @@ class LoraPolicies:
 
         def told(numbers: Sequence[int], tokens: Tensor) -> None:
             if self.ended:
-                ended = torch.isin(tokens, self.decoder.ends)
-                lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, T).tolist()
-                cut = [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)]
-                self.ended([asked[i] for i in numbers], cut)
+                self.ended([asked[i] for i in numbers], tokens.cpu())
 
         found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1), told=told)
         tokens, lengths, *signals = (x.unflatten(0, (R, B)) for x in found)

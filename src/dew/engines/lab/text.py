@@ -77,15 +77,18 @@ class TextTask:
     def held_out(self, n: int, device: str = "cpu") -> Problems:
         return _numbers(torch.arange(self.trained, min(len(self.rows), self.trained + n)), device)
 
-    def ended(self, problems: Sequence[int], ids: Sequence[Sequence[int]]) -> None:
-        """Answers that have ended while others are still being sampled: another process judges them meanwhile, because
-        a thread would compete with sampling for this one."""
+    def ended(self, problems: Sequence[int], tokens: Tensor) -> None:
+        """Answers, (n, T), that have ended while others are still being sampled: another process judges them meanwhile,
+        because a thread would compete with sampling for this one."""
         if isinstance(self.judge, Verifier) and has_verifier(self.judge.name):
-            self._early.append(self._thread.submit(self._judged, list(zip(problems, map(tuple, ids), strict=True))))
+            self._early.append(self._thread.submit(self._judged, problems, tokens))
 
-    def _judged(self, answers: list[Key]) -> dict[Key, float]:
+    def _judged(self, problems: Sequence[int], tokens: Tensor) -> dict[Key, float]:
         """The verdicts of the other process; none if it fails, and then the answers are judged here."""
-        answers, judge = list(dict.fromkeys(answers)), self.judge
+        ended = torch.isin(tokens, torch.tensor(self.base.ends))
+        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1]).tolist()
+        ids = (tuple(row[:n]) for row, n in zip(tokens.tolist(), lengths, strict=True))
+        answers, judge = list(dict.fromkeys(zip(problems, ids, strict=True))), self.judge
         texts = self._texts([ids for _, ids in answers])
         rows = [{name: self.rows[i][name] for name in judge.columns} for i, _ in answers]
         try:
