@@ -118,7 +118,7 @@ def test_sampling_and_training_agree_in_tf32():
 )
 def test_adapters_of_joined_layers(width, sizes, r, gated):
     """Three replicas, one of them without rows: outputs and all gradients."""
-    from dew.engines.lab.lora import Rows, _adapted
+    from dew.engines.lab.adapters import Rows, _adapted
     from dew.engines.lab.lora_kernels import AdaptedLinear, Layout
 
     rows = Rows(3, DEVICE)

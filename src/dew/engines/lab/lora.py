@@ -1,18 +1,15 @@
 """Many LoRA runs of one language model at once: the base is shared and frozen, adapters have a replica axis R.
 
-The model's own code runs. Its linear layers are replaced by `StackedLinear`, whose rows, sorted by replica, get the
-product with the base weight and that with their replica's adapter. An update packs the rows of all replicas into one
+The model's own code runs, with the linear layers of `adapters`. An update packs the rows of all replicas into one
 sequence without padding; sampling is that of `dew.decoding`.
 """
 
 import hashlib
-import importlib.util
 import inspect
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +20,15 @@ from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.decoding import Decoder, Draw, refusal, replaced
+from dew.engines.lab.adapters import Rows, fuse, stack_adapters
 from dew.engines.lab.stack import Answers, Settings
-from dew.engines.lab.tasks import generator
 from dew.engines.lab.tiny import Adam, deterministic
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.kernels import Head, linear_logprob_entropy, plain_head
 from dew.run.config import find_model
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 PACKED = "dew_packed"
 """The name under which transformers finds `packed_attention`."""
-TILE, COLUMNS = 64, 64
-"""Rows of a tile, and of what the widths of joined layers are multiples; see `lora_kernels`."""
-JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that read the same input."""
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else it needs no word
 BETAS = (0.9, 0.999)
 AT_ONCE = 1024
@@ -74,113 +66,6 @@ QUICK = LoraSettings(
     prompts=8, optimizer_steps=2, generations=20, eval_problems=32, eval_k=4, evaluations=2, max_new_tokens=48, rank=8,
     alpha=16.0, pass_tokens=8192,
 )  # fmt: skip
-
-
-class Rows:
-    """Which replica each row of a product belongs to. Rows are sorted by replica."""
-
-    def __init__(self, replicas: int, device: torch.device | str) -> None:
-        self.every = torch.arange(replicas, device=device)
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def arrange(self, owners: Tensor, tokens: int = 1) -> None:
-        """Neighbouring rows, `tokens` of each of the `owners`, in ascending order."""
-        self.count((owners[:, None] == self.every).sum(0) * tokens, len(owners) * tokens)
-
-    def count(self, counts: Tensor, total: int) -> None:
-        """(R,) rows of each replica. Tensors of the same total keep their addresses, which graphs refer to."""
-        ends = counts.cumsum(0)
-        starts, tiles = F.pad(ends, (1, 0)), (counts + TILE - 1) // TILE
-        last = tiles.cumsum(0)
-        number = torch.arange(total // TILE + len(self.every), device=counts.device)
-        replica = torch.searchsorted(last, number, right=True)
-        inside, replica = replica < len(self.every), replica.clamp_max(len(self.every) - 1)
-        first = starts[replica] + (number - (last - tiles)[replica]) * TILE
-        new = torch.stack([replica, first, torch.where(inside, ends[replica], 0)], 1).int(), starts.int()
-        for old, now in zip(self._kept.setdefault(total, new), new, strict=True):
-            old.copy_(now)
-
-    def __getitem__(self, total: int) -> tuple[Tensor, Tensor]:
-        """Replica, first row and end of each tile, and the first row of each replica with the end of the last."""
-        return self._kept[total]
-
-
-class StackedLinear(nn.Module):
-    """A frozen linear layer with an adapter for each replica: A (R, in, r) and B (R, out, r)."""
-
-    joined: "Joined"
-    """The layers that are computed with it, in one product."""
-    number: int
-    """Its place among them."""
-
-    def __init__(self, base: nn.Linear, a: Tensor, b: Tensor) -> None:
-        super().__init__()
-        self.base, self.a, self.b = base, a, b
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.joined(x, self.number)
-
-
-class Joined:
-    """Linear layers that read the same input, one after the other: the first call computes them all."""
-
-    def __init__(self, layers: Sequence[StackedLinear], rows: Rows, scale: float) -> None:
-        self.layers, self.rows, self.scale = layers, rows, scale
-        self._read: Tensor | None = None
-        self._left = dict[int, Tensor]()
-        bases = [x.base for x in layers]
-        self.weight: Tensor = bases[0].weight
-        self.bias: Tensor | None = bases[0].bias
-        if len(layers) > 1:  # the layers keep views
-            self.weight = torch.cat([x.weight for x in bases])
-            self.bias = None if self.bias is None else torch.cat([x.bias for x in bases])
-            for base, part in zip(bases, self.weight.split([x.out_features for x in bases]), strict=True):
-                base.weight = nn.Parameter(part, requires_grad=False)
-        self.a, self.b = ([getattr(x, side) for x in layers] for side in "ab")
-        self.low = tuple(torch.cat(x, i).to(self.weight.dtype).detach() for x, i in ((self.a, 2), (self.b, 1)))
-        """What kernels read, in the dtype of the base."""
-        rank = self.a[0].shape[2]
-        self.parts = [*self.low[0].split(rank, 2), *self.low[1].split([x.out_features for x in bases], 1)]
-        for i, layer in enumerate(layers):
-            layer.joined, layer.number = self, i
-        if self.weight.is_cuda and HAS_TRITON:
-            from dew.engines.lab import lora_kernels
-
-            self._kernels, device = lora_kernels, self.weight.device
-            sizes = ([bases[0].in_features], rank * len(bases)), ([x.out_features for x in bases], rank)
-            self._layouts = [lora_kernels.Layout(*x, device) for x in sizes]
-
-    def __call__(self, x: Tensor, number: int) -> Tensor:
-        if self._read is not x or number not in self._left:
-            self._read, self._left = x, dict(enumerate(self._product(x)))
-        found = self._left.pop(number)
-        if not self._left:
-            self._read = None
-        return found
-
-    def _product(self, x: Tensor) -> Sequence[Tensor]:
-        if self.weight.is_cuda and HAS_TRITON:
-            found = self.fused(x)
-            return found if isinstance(found, tuple) else (found,)
-        flat = x.reshape(-1, x.shape[-1])
-        starts = self.rows[len(flat)][1].tolist()
-        base = F.linear(flat, self.weight, self.bias).split([len(x.base.weight) for x in self.layers], 1)
-        parts = zip(base, self.a, self.b, strict=True)
-        return [(y + self.scale * _adapted(flat, a, b, starts)).view(*x.shape[:-1], -1) for y, a, b in parts]
-
-    def fused(self, x: Tensor, gated: bool = False) -> Any:
-        """With kernels: the output of each layer; `gated`: silu of the first times the second."""
-        flat = x.reshape(-1, x.shape[-1]).contiguous()
-        given = (self.low, self._layouts, self.rows[len(flat)], self.scale, gated, *self.a, *self.b)
-        found = self._kernels.AdaptedLinear.apply(flat, self.weight, self.bias, *given)
-        if isinstance(found, tuple):
-            return tuple(y.view(*x.shape[:-1], -1) for y in found)
-        return found.view(*x.shape[:-1], -1)
-
-
-def _adapted(x: Tensor, a: Tensor, b: Tensor, starts: Sequence[int]) -> Tensor:
-    parts = zip(x.split([j - i for i, j in pairwise(starts)]), a, b, strict=True)
-    return torch.cat([rows @ A.to(x.dtype) @ B.to(x.dtype).T for rows, A, B in parts])
 
 
 def packed_attention(
@@ -271,77 +156,6 @@ def as_base(name: str, model: Any, tokenizer: Any) -> Base:
     return Base(name, model, tokenizer, tuple(ends) if isinstance(ends, list | tuple) else (ends,), head)
 
 
-def _stack_adapters(base: Base, rows: Rows, seeds: Sequence[int], settings: LoraSettings) -> dict[str, StackedLinear]:
-    """Replace the linear layers, those of an earlier stack too. Adapters start as in PEFT: A by seed, B at 0."""
-    wanted, head = settings.target_modules.split(","), base.model.get_output_embeddings()
-    linear = {
-        name: module
-        for name, module in base.model.named_modules()
-        if (type(module) is nn.Linear and module is not head and not name.endswith(".base"))
-        or isinstance(module, StackedLinear)
-    }
-    chosen = {name: x for name, x in linear.items() if wanted == ["all"] or name.rpartition(".")[2] in wanted}
-    if not chosen:
-        known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
-        what = f"target_modules={settings.target_modules}: the model has no such linear layers."
-        raise ConfigError(Problem(what, remedy=f"Name some of: {known}."))
-    found = dict[str, StackedLinear]()
-    for name, module in linear.items():
-        layer: Any = module.base if isinstance(module, StackedLinear) else module
-        if name in chosen:
-            weight = layer.weight
-            a = {seed: _first_matrix(seed, name, layer, settings.rank) for seed in set(seeds)}
-            A = torch.stack([a[seed] for seed in seeds]).to(weight.device).requires_grad_()
-            B = torch.zeros(len(seeds), layer.out_features, settings.rank, device=weight.device, requires_grad=True)
-            layer = found[name] = StackedLinear(layer, A, B)
-        base.model.set_submodule(name, layer)
-    for some in _same_input(found):
-        Joined([found[name] for name in some], rows, settings.alpha / settings.rank)
-    return found
-
-
-def _same_input(layers: dict[str, StackedLinear]) -> list[list[str]]:
-    """Names of layers that read the same input: q, k and v of an attention, gate and up of a gated unit. All of a group
-    have a bias, or none."""
-    groups: dict[tuple[str, str, bool], list[str]] = {}
-    for name, layer in layers.items():
-        owner, _, own = name.rpartition(".")
-        kind = next((" ".join(x) for x in JOINED if own in x), own)
-        if layer.base.out_features % COLUMNS:
-            kind = own
-        groups.setdefault((owner, kind, layer.base.bias is None), []).append(name)
-    return list(groups.values())
-
-
-def _first_matrix(seed: int, name: str, layer: nn.Linear, rank: int) -> Tensor:
-    bound = layer.in_features**-0.5
-    return torch.rand(layer.in_features, rank, generator=generator(seed, "adapter", name)) * 2 * bound - bound
-
-
-def _fuse(model: Any) -> list[Any]:
-    """Compute norms and gated units with one kernel each; return what an update replaces besides: rotary embeddings."""
-    if model.device.type != "cuda" or not HAS_TRITON:
-        return []
-    from dew.decoding.fused import fused_parts
-    from dew.engines.lab.lora_kernels import Rotary
-
-    def forward(mlp: Any, x: Tensor) -> Tensor:
-        found: Tensor = mlp.down_proj(mlp.gate_proj.joined.fused(x, gated=True))
-        return found
-
-    parts = fused_parts(model)
-    for mlp in model.modules():
-        both = [getattr(mlp, name, None) for name in JOINED[1]]
-        joined = getattr(both[0], "joined", None)
-        if joined and joined.layers == both and "SiLU" in type(getattr(mlp, "act_fn", None)).__name__:
-            parts.append((mlp, "forward", partial(forward, mlp)))
-    rotary = [(owner, name, Rotary.apply) for owner, name, _ in parts if name != "forward"]
-    for part in parts:
-        if part[1] == "forward":
-            setattr(*part)
-    return rotary
-
-
 # ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -361,12 +175,12 @@ class LoraPolicies:
         self.ended = ended
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
-        self.layers = _stack_adapters(base, self.rows, seeds, settings)
+        self.layers = stack_adapters(base.model, self.rows, seeds, settings)
         self.joined = list({id(x.joined): x.joined for x in self.layers.values()}.values())
         named = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in ("a", "b")}
         self.parameters: dict[str, Tensor] = named
         self.adam = Adam(named, rates, BETAS)
-        self.parts = _fuse(base.model)
+        self.parts = fuse(base.model)
         draw = Draw(sum_sq=sum_sq)
         self.decoder = Decoder(base.model, draw, ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)
 
