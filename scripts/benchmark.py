@@ -21,6 +21,7 @@ from time import perf_counter
 
 from dew.errors import ConfigError, DewError, Problem
 from dew.report import benchmark as b
+from dew.report.benchmark_page import page
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -83,7 +84,7 @@ def status(data: Path) -> None:
 
 def write_page(data: Path, docs: Path = DOCS) -> None:
     with TemporaryDirectory() as folder:
-        text, images = b.page(b.read(data, Path(folder)))
+        text, images = page(b.read(data, Path(folder)))
     (docs / "benchmark-results.md").write_text(text)
     for name, image in images.items():
         (docs / "images" / name).write_text(image)

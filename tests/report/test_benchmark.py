@@ -17,6 +17,7 @@ from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.study import write_run
 from dew.errors import ConfigError
 from dew.report import benchmark as b
+from dew.report import benchmark_page as p
 from dew.rollouts import Rollouts
 
 ROOT = Path(__file__).parents[2]
@@ -86,10 +87,10 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     parsed = parse_arms(b.texts(points.items()), [], controls=False)
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
-    assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
+    assert {row.verdict for row in p.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
     assert b.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "kl_cov", "sapo"]
     runs = plant(tmp_path, "stage3", "A", gain)
-    rows = {row.arm: row for row in b.stage_rows("stage3", "A", runs)}
+    rows = {row.arm: row for row in p.stage_rows("stage3", "A", runs)}
     words = {arm: row.verdict for arm, row in rows.items() if row.verdict}
     assert words == {
         "dew": "win", "gtpo": "open", "grpo": "level", "grpo_s": "loss", "maxrl": "win",
@@ -100,7 +101,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert rows["dew"].than_placebo.value == pytest.approx(0.04, abs=0.005)
     # the page has all of it
     runs = plant(tmp_path, "replication", "A", lambda *_: 0.3)
-    text, images = b.page(runs)
+    text, images = p.page(runs)
     assert re.search(r"\| dew \| 0\.00016 \| 14 \| 0\.3\d\d \| \+0\.0.* \| win \|", text)
     assert "| stage3 | A: GSM8K | m |" in text and "| 3 | H200 |" in text and "seeds for a power of 80%" in text
     assert "prototype's, -0.001 [-0.010, +0.008], agrees" in text
@@ -117,8 +118,8 @@ def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
 
 
 def test_a_look_before_the_end_spends_its_own_alpha(small):
-    assert [b.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
-    assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
+    assert [p.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
+    assert [p.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
 
 
 def test_runs_are_archived_once_and_read_again(small, tmp_path):
@@ -173,7 +174,7 @@ def test_a_stage_runs_in_pieces_on_the_bundled_model(tmp_path, monkeypatch, caps
 
 
 def test_the_page_in_the_repository_is_that_of_the_committed_runs(tmp_path):
-    text, images = b.page(b.read(b.COMMITTED, tmp_path))
+    text, images = p.page(b.read(b.COMMITTED, tmp_path))
     assert (ROOT / "docs" / "benchmark-results.md").read_text() == text, "run scripts/benchmark.py page"
     for name, image in images.items():
         assert (ROOT / "docs" / "images" / name).read_text() == image, "run scripts/benchmark.py page"

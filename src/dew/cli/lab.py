@@ -134,32 +134,34 @@ def _benchmark(
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
     from dew.engines.lab.lora import QUICK
-    from dew.report import benchmark as page
+    from dew.report import benchmark, benchmark_page
 
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
     how: dict[str, Any] = {"say": out.print, "device": device, **({"model": model} if model else {})}
     if quick:
         how |= {"model": model or "tiny", "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
-    rates = rates or ([QUICK_RATE] if quick else list(page.RATES))
-    arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([page.BASELINE, *rules])}
+    rates = rates or ([QUICK_RATE] if quick else list(benchmark.RATES))
+    arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([benchmark.BASELINE, *rules])}
     texts = list(arms)
     with _progress(quiet=False) as progress:
         how["progress"] = progress
         if len(rates) > 1:
-            tried = page.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
-            best = {arm: max(of, key=of.__getitem__) for arm, of in page.rate_means(tried).items()}
+            tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
+            best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
             texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
-        found = page.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
-    placebos = {arm: of[0].placebo for arm, of in page.by_arm(found).items() if arm in arms.values()}
-    alpha = page.alpha_of("stage2", "A", min(map(len, page.by_arm(found).values())))
-    own = [replace(row, arm=f"{row.arm} (yours)") for row in page.compare(found, placebos, alpha=alpha)]
+        found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
+    placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
+    alpha = benchmark_page.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
+    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark_page.compare(found, placebos, alpha=alpha)]
     with TemporaryDirectory() as work:
-        others = page.stage_rows("stage2", "A", page.read(page.COMMITTED, Path(work)))
+        others = benchmark_page.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
     note = "Your rows are last." if others else "The benchmark has no committed runs yet: these are yours alone."
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
-    text = "\n\n".join([*said, note, page.table([*others, *own]), page.ABOUT])
+    text = "\n\n".join([*said, note, benchmark_page.table([*others, *own]), benchmark_page.ABOUT])
     write_atomically(folder / "benchmark.md", f"{text}\n".encode())
-    write_atomically(folder / "benchmark.svg", page.forest({page.TASKS["A"].title: [*others, *own]}).encode())
+    write_atomically(
+        folder / "benchmark.svg", benchmark_page.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode()
+    )
     show_markdown(text)
     out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
 
