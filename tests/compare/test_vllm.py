@@ -3,6 +3,7 @@
 import os
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
 pytestmark = pytest.mark.slow
@@ -26,3 +27,39 @@ def test_vllm_and_transformers_agree():
     sampled = evaluate(llm, tokenizer, task("countdown"), k=8, **settings)
     assert sampled.k == 8 and 0.1 < sampled["pass@1"].value < 0.35  # 0.205 on 512 problems, by the model card
     assert sampled.model == str(TINY)
+
+
+def test_vllm_samples_from_an_adapter_of_the_lab(tmp_path):
+    """The greedy answers of transformers with PEFT, and not those of the base."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    from dew.compare import load_vllm
+    from dew.engines.lab import study
+    from dew.engines.lab.lora import LoraSettings
+    from dew.engines.lab.study import export
+    from dew.tasks import TINY, task
+
+    settings = LoraSettings(prompts=16, generations=4, eval_problems=1, evaluations=1, max_new_tokens=28, rank=8)
+    how = {"model": "tiny", "tasks": ["countdown"], "seeds": 1, "learning_rates": [1e-2], "settings": settings}
+    study(["dapo"], output=tmp_path / "study", device="cpu", **how)
+    export(tmp_path / "study", "dapo", 0, tmp_path / "best")
+    tokenizer = AutoTokenizer.from_pretrained(str(TINY))
+    prompts = [tokenizer(row["prompt"]).input_ids for row in task("countdown").rows(32, split="held_out")]
+    params = SamplingParams(temperature=0, max_tokens=28)
+    llm = load_vllm(str(TINY), dtype="float32", max_model_len=64, enforce_eager=True, enable_lora=True, max_lora_rank=8)
+    given = [{"prompt_token_ids": ids} for ids in prompts]
+    base, theirs = (
+        [list(found.outputs[0].token_ids) for found in llm.generate(given, params, use_tqdm=False, **more)]
+        for more in ({}, {"lora_request": LoRARequest("best", 1, str(tmp_path / "best"))})
+    )
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(str(TINY)), str(tmp_path / "best"))
+    ours = [
+        model.generate(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=28)[0, len(ids) :].tolist()
+        for ids in prompts
+    ]
+    assert sum(a == b for a, b in zip(theirs, ours, strict=True)) >= 31  # near-ties may differ
+    assert sum(a == b for a, b in zip(theirs, base, strict=True)) < 16
