@@ -57,13 +57,14 @@ class Prefill:
         self._place = {ids: (number, i) for number, some in enumerate(self._texts) for i, ids in enumerate(some)}
         self._owners = torch.tensor(owners, device=decoder.device)
         self._passes = dict[int, tuple[Any, Tensor, Tensor]]()
-        self._free, self._loaded, self._answered = list[int](), dict[Any, int](), Counter[Any]()
-        """Numbers for prompts in the buffers; those of the prompts that are there; how many rows answer each."""
+        self.room, self._free, self._loaded, self._answered = 0, list[int](), dict[Any, int](), Counter[Any]()
+        """How many prompts the buffers hold, their free numbers, the numbers of prompts, how many rows answer each."""
 
     def make_room(self, rows: int) -> int:
         """How many prompts so many rows answer at most at a time."""
-        self._free = list(range(min(rows, self.distinct)))
-        return len(self._free)
+        self.room = min(rows, self.distinct)
+        self._free = list(range(self.room))
+        return self.room
 
     def arrange(self, place: Sequence[int], rows: int) -> None:
         """Tell whose rows these are; rows that are not in use count as the last owner's."""
@@ -78,9 +79,10 @@ class Prefill:
             if not self._answered[text]:
                 self._free.append(self._loaded.pop(text))
 
-    def load(self, numbers: Sequence[int], rows: Sequence[int], buffers: Buffers) -> None:
-        """Put the prompts of these numbers into these rows, and sample the first token of each answer."""
-        decoder, texts = self._decoder, [self._prompts[i] for i in numbers]
+    def load(self, place: Sequence[int], rows: Sequence[int], buffers: Buffers) -> None:
+        """Put the prompts that have a place in these rows there, and sample the first token of each answer."""
+        decoder, numbers = self._decoder, [place[i] for i in rows]
+        texts = [self._prompts[i] for i in numbers]
         new = [text for text in dict.fromkeys(texts) if text not in self._loaded]
         self._answered.update(texts)
         self._loaded |= {text: self._free.pop() for text in new}
@@ -102,6 +104,7 @@ class Prefill:
         chosen = row[order]
         drawn = decoder.draw.scored(torch.cat(logits), buffers.uniforms[chosen, 0])
         buffers.load_tokens(chosen, drawn, decoder.is_end(drawn[0]))
+        self.arrange(place, len(buffers))
 
     def _run(self, number: int) -> tuple[Any, Tensor, Tensor]:
         """A pass: the cache, where it holds prompts (B, width), and the logits."""
