@@ -260,26 +260,33 @@ class Ending(Draw):
 
 
 @pytest.mark.parametrize(
-    ("before", "limit", "dtype", "tolerance"),
+    ("device", "before", "limit", "dtype", "tolerance"),
     [
-        (16_000, 128, torch.float32, 1e-5),
-        pytest.param(0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.slow),
+        ("cpu", 16_000, 128, torch.float32, 1e-5),
+        pytest.param("cpu", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.slow),
+        pytest.param("cuda", 0, 4096, torch.float32, 1e-3, marks=pytest.mark.gpu),
+        pytest.param("cuda", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.gpu),
     ],
 )
-def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, before, limit, dtype, tolerance):
+def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before, limit, dtype, tolerance):
     """It goes on alone; its scores are as near to a pass in float32 at its end as at its beginning."""
     monkeypatch.setattr(decoder, "FEWEST", 1)
+    if device == "cuda":  # room for the long one and few others: some wait
+        monkeypatch.setattr(Decoder, "_room", lambda self: 2 + buffers.pages_of(limit) + 10)
+        monkeypatch.setattr(Decoder, "affordable", lambda self, *_: 5)
     torch.manual_seed(0)
     lengths = [3, 40, limit, 7, 65]
     settings = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16}
-    model = trl_tiny.model(3, max_position_embeddings=32_768, **settings).to(dtype)
+    model = trl_tiny.model(3, max_position_embeddings=32_768, **settings).to(device, dtype)
     prompt = [3 + i % 17 for i in range(before + 5)]
     uniforms = torch.rand(len(lengths), limit, 2)
     uniforms[range(len(lengths)), [n - 1 for n in lengths]] = 2
     ours = Decoder(model, Ending(), ends=[EOS], pad=PAD)
-    ids, found, logp, entropy = ours.rows([prompt] * len(lengths), limit, uniforms=uniforms)
+    ids, found, logp, entropy = (
+        x.cpu() for x in ours.rows([prompt] * len(lengths), limit, uniforms=uniforms.to(device))
+    )
     assert found.tolist() == lengths and 1 in ours._kept
-    model.float()
+    model.float().cpu()
     for i in (2, 4):
         n, answer = lengths[i], ids[i, : lengths[i]]
         with torch.no_grad():
