@@ -2,11 +2,13 @@
 
     python benchmarks/trainer_step.py                  a Qwen2-like model of 0.5 B parameters on one GPU
     python benchmarks/trainer_step.py --model 1.5B     Qwen2.5-1.5B's shape
+    python benchmarks/trainer_step.py --completion 16384 --rows 16 --micro-batch 1 [--lora 16] [--no-checkpointing]
     python benchmarks/trainer_step.py --small          a toy model on the CPU, to test the script
 
 Sampling is not included, since it is the same for both: completions are random tokens of a fixed length, and the step
 is everything after that: rewards, the forward pass of the old policy if needed, credit, loss, backward, optimizer.
-Weights are random, which does not affect timing. This does not measure learning.
+Weights are random, which does not affect timing. This does not measure learning. The use of the GPU (MFU) is that of
+989 TFLOP/s by the update's products: 6 operations per weight and token, 4 if the weight is frozen, and attention.
 """
 
 import argparse
@@ -25,6 +27,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 from datasets import Dataset
+from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -38,6 +41,8 @@ MODELS = {
 QWEN = {"num_key_value_heads": 2, "vocab_size": 151936}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+
+PEAK = 989e12
 
 # name -> (dew's algorithm, or None for plain TRL; passes over each generation; whose head)
 CASES = {
@@ -115,6 +120,7 @@ def measure(name, options, shape, folder):
         "max_completion_length": options.completion,
         "max_steps": (options.warm_up + options.steps) * passes,
         "learning_rate": 1e-6,
+        "gradient_checkpointing": options.checkpointing,
         "bf16": cuda,
         "use_cpu": options.small,
         "report_to": "none",
@@ -131,7 +137,9 @@ def measure(name, options, shape, folder):
         args = DewConfig(algorithm=algorithm, algorithm_kwargs=kwargs, records_every=0, exact_head=exact, **settings)
     timer = StepTimer(cuda)
     with torch.device("cuda" if cuda else "cpu"):
-        model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=8192))
+        model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=32768))
+    if options.lora and cuda:
+        model = model.to(torch.bfloat16)
     trainer = kind(
         model,
         alternating,
@@ -139,6 +147,7 @@ def measure(name, options, shape, folder):
         Dataset.from_list([{"prompt": "x"}] * (options.rows // options.answers)),
         processing_class=tokenizer(),
         callbacks=[timer],
+        peft_config=adapters(options.lora),
         rollout_func=completions_of(options.prompt, options.completion, shape["vocab_size"], "from sampling" in name),
     )
     if cuda:
@@ -149,6 +158,9 @@ def measure(name, options, shape, folder):
     # With two passes a generation has two optimizer steps, and only the first scores answers: use their mean.
     per_step = [statistics.mean(steps[i : i + passes]) for i in range(0, len(steps), passes)]
     found = {"seconds": statistics.median(per_step), "least": min(per_step), "most": max(per_step), "peak_gib": peak}
+    length = options.prompt + options.completion
+    found["tokens/s"] = options.rows * length / found["seconds"]
+    found["mfu"] = found["tokens/s"] * operations(trainer.model, length) / PEAK
     if algorithm is not None:
         lines = [json.loads(line) for line in (Path(args.output_dir) / "metrics.jsonl").read_text().splitlines()]
         sampled = [line for line in lines if "seconds/credit" in line][options.warm_up :]
@@ -157,12 +169,25 @@ def measure(name, options, shape, folder):
     return found
 
 
+def adapters(rank):
+    """Of all linear layers but the head; None without a rank."""
+    return rank and LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def operations(model, length):
+    """Of one token of a sequence, in products: forward and backward, half of attention's hidden."""
+    config, weights = model.config, sum(4 * p.numel() + 2 * p.numel() * p.requires_grad for p in model.parameters())
+    return weights + 6 * config.num_hidden_layers * config.hidden_size * length
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--rows", type=int, default=64, help="completions of a step")
     parser.add_argument("--answers", type=int, default=16)
     parser.add_argument("--micro-batch", type=int, default=8)
+    parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters; the base is in bfloat16")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--completion", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=4)
@@ -194,12 +219,14 @@ def main():
 def table(results):
     """Markdown; every row relative to the first."""
     first = next(iter(results.values()))
-    lines = ["| | s per optimizer step | relative to the first | credit, s | peak, GiB |", "|---|---|---|---|---|"]
+    columns = ["s per optimizer step", "relative to the first", "credit, s", "tokens/s", "MFU", "peak, GiB"]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, found in results.items():
         spread = f"{found['seconds']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
         credit = f"{found['credit_seconds']:.3f}" if "credit_seconds" in found else ""
         peak = "" if found["peak_gib"] is None else f"{found['peak_gib']:.2f}"
-        lines.append(f"| {name} | {spread} | {found['seconds'] / first['seconds']:.3f} | {credit} | {peak} |")
+        speed = f"{found['tokens/s']:,.0f} | {found['mfu']:.1%}"
+        lines.append(f"| {name} | {spread} | {found['seconds'] / first['seconds']:.3f} | {credit} | {speed} | {peak} |")
     return "\n".join(lines)
 
 

@@ -67,6 +67,14 @@ COLUMNS = ["setting", "answers", "requests", "tokens/s", "s", "ms per step", *EN
            "kernels per step", "most GPU time"]  # fmt: skip
 
 
+def arguments(name, rows):
+    """Of the engine."""
+    settings = SETTINGS[name][0]
+    if settings.get("compilation_config") == "sizes":
+        return {"compilation_config": {"cudagraph_capture_sizes": [1, 8, *rows]}}
+    return settings
+
+
 def watch(worker, parts):
     """Count calls and seconds of methods in this process. vLLM calls this in the engine's process."""
     worker.parts = {}
@@ -123,9 +131,7 @@ def measure(name, shape, options, write):
     """Write a row for each number of answers; for the first setting also other kinds of requests."""
     from vllm import SamplingParams
 
-    settings, _ = SETTINGS[name]
-    if settings.get("compilation_config") == "sizes":
-        settings = {"compilation_config": {"cudagraph_capture_sizes": [1, 8, *options.rows]}}
+    settings = arguments(name, options.rows)
     start, cuda = time.perf_counter(), torch.cuda.is_available()
     llm = engine(shape, max(options.rows), options.prompt + options.new, options.vllm_memory, **settings)
     config, seconds = llm.llm_engine.vllm_config, time.perf_counter() - start

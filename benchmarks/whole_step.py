@@ -47,9 +47,8 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs m
 
 import torch
 from datasets import Dataset
-from peft import LoraConfig
 from torch.profiler import ProfilerActivity, profile, record_function
-from trainer_step import MODELS, QWEN, SMALL, StepTimer, tokenizer
+from trainer_step import MODELS, QWEN, SMALL, StepTimer, adapters, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -205,7 +204,7 @@ def measure(name, options, shape, folder):
     }
     if settings.get("use_vllm"):
         common |= {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": options.vllm_memory}
-        common["vllm_max_model_length"] = options.completion + (64 if options.small else 1024)
+        common["vllm_max_model_length"] = options.completion + 1024
         common["model_init_kwargs"] = {"dtype": base_dtype(options)}
         if options.small:
             on_a_cpu()
@@ -223,9 +222,8 @@ def measure(name, options, shape, folder):
         model = start
     data = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
     reward = in_three_of_five if name == DYNAMIC else alternating
-    lora = {"r": options.lora, "lora_alpha": 2 * (options.lora or 0), "target_modules": "all-linear"}
-    adapters = LoraConfig(**lora, task_type="CAUSAL_LM") if options.lora else None
-    trainer = kind(model, reward, args, data, processing_class=reader, callbacks=[timer], peft_config=adapters)
+    more = {"callbacks": [timer], "peft_config": adapters(options.lora)}
+    trainer = kind(model, reward, args, data, processing_class=reader, **more)
     timer.watch(trainer)
     if cuda:
         torch.cuda.empty_cache()

@@ -251,6 +251,20 @@ def test_a_million_tokens_agree_with_double_precision():
     torch.testing.assert_close(single.double(), exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("longest", [0, 7])
+def test_an_answer_of_16k_tokens_outlives_the_others(longest):
+    """Where it is alone in its column its weight is 1; earlier columns do not depend on what follows."""
+    torch.manual_seed(0)
+    correct, lengths = torch.arange(8) < 4, torch.randint(1, 50, (8,))
+    lengths[longest] = 16_384
+    mask, entropy = torch.arange(16_384) < lengths[:, None], torch.rand(8, 16_384)
+    rewards = gtpo_rewards(correct, entropy, mask)
+    close(rewards[:, :50], gtpo_rewards(correct, entropy[:, :50], mask[:, :50]))
+    close(rewards[longest, 50:], torch.full((16_334,), 1.1 if longest == 0 else -1.1))
+    advantages = gtpo_advantages(rewards, mask)
+    torch.testing.assert_close(advantages.double(), gtpo_advantages(rewards.double(), mask), rtol=1e-4, atol=1e-5)
+
+
 def test_single_answer_has_no_advantage_within_its_sign():
     r = gtpo_rewards(torch.tensor([True]), torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool))
     for pool in ("group", "joint", "sign"):

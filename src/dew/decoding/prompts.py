@@ -72,8 +72,8 @@ class Prefill:
         """How many answers to each prompt are still to be started."""
         self._read = dict[Prompt, tuple[Pass, int]]()
         """Prompts with such answers: their pass and their place in it."""
-        self._free, self._loaded, self._answered = list[int](), dict[Prompt, int](), Counter[Prompt]()
-        """Numbers for prompts in the buffers; those of the prompts that are there; how many rows answer each."""
+        self.room, self._free, self._loaded, self._answered = 0, list[int](), dict[Prompt, int](), Counter[Prompt]()
+        """How many prompts the buffers hold, their free numbers, the numbers of prompts, how many rows answer each."""
 
     @property
     def distinct(self) -> int:
@@ -81,8 +81,9 @@ class Prefill:
 
     def make_room(self, rows: int) -> int:
         """How many prompts so many rows answer at most at a time."""
-        self._free = list(range(min(rows, self.distinct)))
-        return len(self._free)
+        self.room = min(rows, self.distinct)
+        self._free = list(range(self.room))
+        return self.room
 
     def arrange(self, place: Sequence[int], rows: int) -> None:
         """Tell whose rows these are; rows that are not in use count as the last owner's."""
@@ -97,9 +98,10 @@ class Prefill:
             if not self._answered[text]:
                 self._free.append(self._loaded.pop(text))
 
-    def load(self, numbers: Sequence[int], rows: Sequence[int], buffers: Buffers) -> None:
-        """Put the prompts of these numbers into these rows, and sample the first token of each answer."""
-        decoder, texts = self._decoder, [self._prompts[i] for i in numbers]
+    def load(self, place: Sequence[int], rows: Sequence[int], buffers: Buffers) -> None:
+        """Put the prompts that have a place in these rows there, and sample the first token of each answer."""
+        decoder, numbers = self._decoder, [place[i] for i in rows]
+        texts = [self._prompts[i] for i in numbers]
         distinct = list(dict.fromkeys(texts))
         new = [text for text in distinct if text not in self._loaded]
         self._read_prompts([text for text in distinct if text not in self._read])
@@ -112,12 +114,12 @@ class Prefill:
         buffers.table[row, :2] = torch.tensor(table, dtype=torch.int32, device=decoder.device)
         order, logits = list[int](), list[Tensor]()
         for some in {id(done): done for done, _ in map(self._read.__getitem__, distinct)}.values():
-            place = {text: i for text in distinct for done, i in [self._read[text]] if done is some}
-            if here := [(place[text], page[text]) for text in new if text in place]:
+            at = {text: i for text in distinct for done, i in [self._read[text]] if done is some}
+            if here := [(at[text], page[text]) for text in new if text in at]:
                 buffers.load_prompts(some.cache, some.live, *torch.tensor(here, device=decoder.device).T)
-            answers = [i for i, text in enumerate(texts) if text in place]
+            answers = [i for i, text in enumerate(texts) if text in at]
             order += answers
-            logits.append(some.logits[[place[texts[i]] for i in answers]])
+            logits.append(some.logits[[at[texts[i]] for i in answers]])
         chosen = row[order]
         drawn = decoder.draw.scored(torch.cat(logits), buffers.uniforms[chosen, 0])
         buffers.load_tokens(chosen, drawn, decoder.is_end(drawn[0]))
@@ -125,6 +127,7 @@ class Prefill:
         for text in distinct:
             if not self._left[text]:
                 del self._read[text]
+        self.arrange(place, len(buffers))
 
     def _read_prompts(self, needed: Sequence[Prompt]) -> None:
         """These, and as many of the next ones as make the last pass full."""

@@ -135,11 +135,17 @@ def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
 # Aligned rows need no attention mask: what follows the end of a row does not reach back in a causal model.
 
 
+ENOUGH = 8192
+"""Tokens of a pass that keep a GPU busy: beyond them, rows of less than half the length are not padded."""
+
+
 def token_parts(lengths: list[int], budget: int) -> list[list[int]]:
     """Row numbers, longest first, in parts of at most `budget` tokens (or one row) with the padding to the longest."""
     parts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if not parts or (len(parts[-1]) + 1) * lengths[parts[-1][0]] > budget:
+        longest = lengths[parts[-1][0]] if parts else 0
+        filled = len(parts[-1]) * longest if parts else budget + 1
+        if filled + longest > budget or (filled >= ENOUGH and 2 * lengths[row] < longest):
             parts.append([])
         parts[-1].append(row)
     return parts

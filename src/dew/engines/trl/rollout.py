@@ -223,7 +223,8 @@ class CapturedSampling:
             rows = torch.linspace(0, len(logp) - 1, min(COMPARED, len(logp))).long().tolist()
             part = select_rows({name: x for name, x in inputs.items() if isinstance(x, Tensor) and x.ndim}, rows)
             with torch.no_grad():
-                _, passed, _ = self._trainer._forward(self._trainer.model, part, batch_size=len(rows))
+                at_once = self._trainer.args.per_device_train_batch_size  # what fits in an update fits here
+                _, passed, _ = self._trainer._forward(self._trainer.model, part, batch_size=at_once)
             mask = loss_mask(part)
             gap, mean = ((passed - entropy[rows]).abs()[mask].mean().item(), passed[mask].mean().item())
             if not math.isfinite(gap):
