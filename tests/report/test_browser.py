@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get i
 
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
-DEPTH = "parseFloat(e.style.getPropertyValue('--deep'))"
+HUE, DEPTH = "e.className.match(/(plus|less|amount)-/)?.[1]", "Number(e.className.match(/-(\\d+)/)[1])"
 GROUND = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -228,8 +228,9 @@ def test_derivation_matches_the_recorded_advantage(page: Page, mixed: GroupRecor
 
 def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
     """Blue for credit, orange for blame; by default relative to GRPO; another signal, other colours."""
+    page.settle()
     for i, answer in enumerate(mixed.answers):
-        assert set(page.each(f'.answer[data-i="{i}"] .t', "e.dataset.hue")) == {"plus" if answer.correct else "less"}
+        assert set(page.each(f'.answer[data-i="{i}"] .t', HUE)) == {"plus" if answer.correct else "less"}
         header = page.tab.locator(f'.answer[data-i="{i}"] .outcome').text_content()
         assert header == ("✓ correct" if answer.correct else "✗ wrong")  # not by colour alone
     right = next(i for i, a in enumerate(mixed.answers) if a.correct)
@@ -237,10 +238,12 @@ def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
     credit, depth = mixed.answers[right].advantage or [], page.each(tokens, DEPTH)
     assert [depth[t] for t in sorted(range(len(credit)), key=lambda t: credit[t])] == sorted(depth)
     page.tab.keyboard.press("2")  # advantage
+    page.settle()
     depth = page.each(tokens, DEPTH)
-    ratios = [(depth[t] - 12) / credit[t] for t in range(len(credit)) if depth[t] < 100]
-    assert max(ratios) == pytest.approx(min(ratios), rel=0.01)
+    full = min(credit[t] for t in range(len(credit)) if depth[t] == 100)
+    assert depth == pytest.approx([min(100, 12 + 88 * v / full) for v in credit], abs=1)
     page.tab.keyboard.press("4")  # entropy
+    page.settle()
     values, depth = mixed.answers[right].entropy or [], page.each(tokens, DEPTH)
     assert [depth[t] for t in sorted(range(len(values)), key=lambda t: values[t])] == sorted(depth)
 
@@ -248,6 +251,7 @@ def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
 def test_answers_filtered_sorted_and_by_position(page: Page, mixed: GroupRecord) -> None:
     page.tab.click(".more-controls summary")
     page.choose("Show", "wrong")
+    page.settle()
     assert set(page.tab.locator(".answer .outcome").all_text_contents()) == {"✗ wrong"}
     page.choose("Show", "all")
     page.choose("Sort", "length")
@@ -277,11 +281,12 @@ def test_two_rules_are_compared_on_one_group(page: Page, mixed: GroupRecord) -> 
     for alpha2 in (0.5, 1.5, 0.0):
         if alpha2 != 0.5:
             page.tab.fill('[data-setting="alpha2"]', str(alpha2))
+        page.settle()
         expected = get_algorithm("dew", alpha2=alpha2).advantages(rollouts)[0] - plain
         for i, answer in enumerate(mixed.answers[:3]):
             shown = page.tab.evaluate("(i) => dew.view.group.answers[i].difference", i)
             assert shown == pytest.approx(expected[i, : len(answer.tokens)].tolist(), rel=1e-3, abs=1e-3)
-            hues = page.each(f'.answer[data-i="{i}"] .t', "e.dataset.hue")
+            hues = page.each(f'.answer[data-i="{i}"] .t', HUE)
             signs = [hue for hue, v in zip(hues, shown, strict=True) if abs(v) > 1e-3]
             assert signs == ["plus" if v > 0 else "less" for v in shown if abs(v) > 1e-3]
     page.tab.locator('.answer[data-i="1"] .t[data-t="4"]').click()

@@ -64,10 +64,13 @@ function makeScale(kind, values) {
   return { of, legend };
 }
 
-function paint(element, [hue, deep]) {
-  element.dataset.hue = hue;
-  element.style.setProperty('--deep', `${deep.toFixed(1)}%`);
-}
+/** The class of a hue at a depth. One rule each: a style of its own per token makes a large group slow. */
+const paintClass = ([hue, deep]) => (hue === 'none' ? '' : `${hue}-${Math.round(deep)}`);
+const shades = new CSSStyleSheet();
+for (const hue of ['plus', 'less', 'amount'])
+  for (let deep = 0; deep <= 100; deep++)
+    shades.insertRule(`.${hue}-${deep} { background-color: color-mix(in srgb, var(--${hue}) ${deep}%, transparent) }`);
+document.adoptedStyleSheets = [shades];
 
 function legend(scale, note, { flipped, sure }) {
   return h('div.legend', { role: 'img', 'aria-label': `Colour scale. ${note}` },

@@ -76,16 +76,16 @@ function ruleControls(rule, settings, redraw) {
   );
 }
 
-function compareView(group) {
+/** The choice of two rules, the settings of the first, and the scale of their difference. */
+function compareControls(group) {
   const [first, second, settings] = comparedRules(group);
-  const body = h('div');
+  const note = `Credit with ${RULES[first][0]} − credit with ${RULES[second][0]}`;
+  const scale = h('div', legend(view.scale, note, view.place.head));
   const redraw = () => {
     takeDifference(group);
     view.scale = scaleOf(group);
-    const note = `Credit with ${RULES[first][0]} − credit with ${RULES[second][0]}`;
-    const none = !hasSignal(group) && h('p.calm', 'All answers have the same outcome: no rule learns from this group.');
-    refill(body, legend(view.scale, note, view.place.head), none, answersView(group));
-    markPinned();
+    refill(scale, legend(view.scale, note, view.place.head));
+    drawVisible();
     if (view.pinned) tell(view.pinned);
   };
   const rules = rulesOf(group).map((rule) => [rule, RULES[rule][0]]);
@@ -94,10 +94,10 @@ function compareView(group) {
       view.what = null;
       setting(name, showGroup)(chosen);
     });
-  redraw();
-  return h('div.compare',
+  return [
     h('div.controls', rulesChoice('Credit with', 'rule', first), rulesChoice('minus', 'than', second)),
     ruleControls(first, settings, redraw),
-    body,
-  );
+    scale,
+    !hasSignal(group) && h('p.calm', 'All answers have the same outcome: no rule learns from this group.'),
+  ];
 }

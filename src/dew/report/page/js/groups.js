@@ -19,7 +19,7 @@ async function openGroup(place) {
   tell(view.pinned);
   if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
-  whenIdle(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
+  idle().then(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
 }
 
 /** The prompt by turns; system turns and the raw text with its markup are folded. */
@@ -86,7 +86,7 @@ function groupControls(group) {
 const MODES = {
   text: ['Answers', answersView],
   columns: ['Columns', columnsView],
-  methods: ['Compare', compareView],
+  methods: ['Compare', answersView],
   same: ['Same prompt', sameView],
 };
 
@@ -101,7 +101,7 @@ async function sameView() {
   const loaded = await Promise.all(places.slice(0, 6).map(({ n }) => groupAt(n)));
   const columns = loaded.map((group, k) => {
     const { r, head } = places[k];
-    const cards = answerCards(group, scaleOf(group));
+    const cards = answerCards(group);
     for (const card of cards) card.removeAttribute('data-i'); // tokens of other groups have no derivation here
     const title = `step ${whole(group.step)}, group ${group.group}${ofRun(r)}`;
     return h('section.same-column',
@@ -125,6 +125,8 @@ async function showGroup() {
   const { group, parts } = view;
   if (!group) return;
   if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
+  const isCompared = state.mode === 'methods';
+  if (isCompared) takeDifference(group);
   view.scale = scaleOf(group);
   let body = (MODES[state.mode] || MODES.text)[1](group);
   if (body instanceof Promise) body = await body;
@@ -132,12 +134,14 @@ async function showGroup() {
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
   parts.page.classList.toggle('compares', state.mode === 'same');
   const { label, note } = SIGNALS[state.signal];
-  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.place.head);
-  refill(parts.group, groupHeading(group), groupControls(group), scale, body);
+  const scale = isCompared ? compareControls(group) : legend(view.scale, `${label}: ${note}`, view.place.head);
+  refill(parts.about, groupHeading(group), groupControls(group), scale);
+  if (parts.body.firstChild !== body) refill(parts.body, body);
   const scroll = parts.group.querySelector('.scroll-x');
   if (scroll && inside) scroll.scrollLeft = inside;
   view.look = look();
   markPinned();
+  drawVisible();
 }
 
 function groups(report) {
@@ -146,9 +150,11 @@ function groups(report) {
   const parts = (view.parts = {
     list: h('div.group-list'),
     count: h('summary'),
-    group: h('div.group'),
+    about: h('div'),
+    body: h('div'),
     panel: h('aside.panel', { 'aria-label': 'How the credit was computed' }),
   });
+  parts.group = h('div.group', parts.about, parts.body);
   const page = (parts.page = h('div.groups', picker(report), parts.group, parts.panel));
   watchTokens(parts);
   tell(null);

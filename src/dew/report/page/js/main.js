@@ -44,7 +44,6 @@ function turnTheme() {
 /** Canvases do not follow style sheets: draw those in sight again. */
 function repaint() {
   colours.clear();
-  for (const strip of document.querySelectorAll('.strip')) strip.draw();
   drawVisible();
 }
 
@@ -116,7 +115,7 @@ function drawViews() {
   nameTab(report);
   for (const name of Object.keys(VIEWS)) {
     sectionOf(name).replaceChildren();
-    whenIdle(() => make(name));
+    idle().then(() => make(name));
   }
   window.dew = { report, view, advantages, settingsOf }; // for tests
 }

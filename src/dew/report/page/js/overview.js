@@ -123,17 +123,19 @@ function rowLine(row, arm, reach) {
 
 function rowCard(row) {
   const reach = reachOfAll(row.differences);
-  const lines = known(arms().map((arm) => rowLine(row, arm, reach)));
   const name = visible(row.name);
   const title = row.link.startsWith('#curves') ? h('a', { href: row.link }, name) : name;
   const show = shares(row.name) ? (v) => percent(v) : short;
   const axis = (...ends) => h('span.axis', ends.map((v) => h('span', v)));
   const differs = reach > 1e-8 && axis(show(-reach), '0', `+${show(reach)}`);
-  return h('section.row', { 'data-metric': row.name, '--lines': lines.length },
-    h('h3', title, quiet(` ${visible(row.note)}`)),
-    lines,
-    h('div.row-line.row-axis', h('span', ' '), axis(...axisOf(row).map(show)), h('span.row-values', ' '), differs),
-  );
+  const card = h('section.row', { 'data-metric': row.name, '--lines': arms().length });
+  const redraw = () =>
+    refill(card,
+      h('h3', title, quiet(` ${visible(row.note)}`)),
+      arms().map((arm) => rowLine(row, arm, reach)),
+      h('div.row-line.row-axis', h('span', ' '), axis(...axisOf(row).map(show)), h('span.row-values', ' '), differs),
+    );
+  return Object.assign(card, { redraw, later: true, waits: () => !card.firstChild });
 }
 
 function rowsSection(report) {

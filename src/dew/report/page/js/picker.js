@@ -1,6 +1,6 @@
 // The table of groups: sorted, narrowed by run, outcome and text, walked through by keys.
 
-const FIRST_ROWS = 40; // further rows are added by scrolling
+const FIRST_ROWS = 30; // around the open group; further rows are added by scrolling
 
 const isMixed = ({ head }) => head.correct > 0 && head.correct < head.answers;
 const share = ({ head }) => head.correct / Math.max(1, head.answers);
@@ -75,15 +75,25 @@ function groupList() {
   const { list, count } = view.parts;
   const open = ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click();
   const body = h('tbody', { onclick: open });
-  const grow = (to) => body.append(...found.slice(body.rows.length, to).map(groupRow));
-  grow(found.findIndex(({ n }) => n === view.place?.n) + FIRST_ROWS);
+  let from = Math.max(0, found.findIndex(({ n }) => n === view.place?.n) - FIRST_ROWS / 2);
+  let to = from;
+  const grow = () => body.append(...found.slice(to, (to += FIRST_ROWS)).map(groupRow));
+  const growUp = () => {
+    const before = list.scrollHeight;
+    body.prepend(...found.slice(Math.max(0, from - FIRST_ROWS), from).map(groupRow));
+    from = Math.max(0, from - FIRST_ROWS);
+    list.scrollTop += list.scrollHeight - before;
+  };
+  grow();
   const heads = COLUMNS_OF_GROUPS.slice(manyRuns() ? 0 : 1).map(columnHead);
   refill(list,
     h('table.group-table', h('thead', h('tr', heads, h('th', { scope: 'col' }, 'prompt'))), body),
     !found.length && h('p.quiet', 'No matching groups.'),
   );
-  list.onscroll = () =>
-    list.scrollTop + 2 * list.clientHeight > list.scrollHeight && grow(body.rows.length + FIRST_ROWS);
+  list.onscroll = () => {
+    if (list.scrollTop + 2 * list.clientHeight > list.scrollHeight) grow();
+    if (from > 0 && list.scrollTop < list.clientHeight / 2) growUp();
+  };
   const some = `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
   count.textContent = found.length === view.all.length ? `All groups (${whole(found.length)})` : some;
   markCurrent();

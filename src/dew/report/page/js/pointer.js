@@ -18,12 +18,14 @@ function tell(place) {
 function markPinned() {
   for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
   if (!view.pinned) return;
-  const place = `[data-i="${foldedInto(view.pinned.i)}"] .t[data-t="${view.pinned.t}"]`;
+  const { i, t } = view.pinned;
+  cardOf(i)?.reach(t);
+  const place = `[data-i="${cardOf(i)?.places[0] ?? i}"] .t[data-t="${t}"]`;
   for (const token of view.parts.group.querySelectorAll(place)) token.classList.add('pinned');
 }
 
-/** The answer under which answer i is shown: identical ones share a card. */
-const foldedInto = (i) => folded(view.group).find((places) => places.includes(i))?.[0] ?? i;
+/** The card that shows answer i: identical answers share one. */
+const cardOf = (i) => [...view.parts.body.querySelectorAll('.answer[data-i]')].find(({ places }) => places.includes(i));
 
 function pin(place) {
   if (place && !view.group.answers[place.i]?.tokens.length) return;
@@ -38,7 +40,8 @@ function pin(place) {
 function movePin(dt, di) {
   const { group, pinned } = view;
   const order = folded(group).map(([i]) => i);
-  const i = order[Math.min(order.length - 1, Math.max(0, order.indexOf(foldedInto(pinned.i)) + di))] ?? pinned.i;
+  const at = order.indexOf(cardOf(pinned.i)?.places[0] ?? pinned.i) + di;
+  const i = order[Math.min(order.length - 1, Math.max(0, at))] ?? pinned.i;
   pin({ i, t: Math.min(group.answers[i].tokens.length - 1, Math.max(0, pinned.t + dt)) });
 }
 

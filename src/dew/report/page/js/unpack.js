@@ -38,5 +38,5 @@ function widen(group) {
 /** Unpack all groups while the page is idle, for whoever is about to search them. */
 function unpackAll(n = 0) {
   while (unpacked.has(n)) n++;
-  if (n + 1 < lines.length) whenIdle(() => groupAt(n).then(() => unpackAll(n + 1)));
+  if (n + 1 < lines.length) idle().then(() => groupAt(n)).then(() => unpackAll(n + 1));
 }
