@@ -291,11 +291,16 @@ def test_two_rules_are_compared_on_one_group(page: Page, mixed: GroupRecord) -> 
             assert signs == ["plus" if v > 0 else "less" for v in shown if abs(v) > 1e-3]
     page.tab.locator('.answer[data-i="1"] .t[data-t="4"]').click()
     table = page.table(".panel .place + .signals")
-    assert table["difference"] == pytest.approx(table["dew"] - table["GRPO, DAPO"], abs=2e-3)
+    assert table["difference"] == pytest.approx(table["dew"] - table["grpo"], abs=2e-3)
     page.choose("minus", "run")
     assert "rule=dew" in page.tab.url and "than=run" in page.tab.url
-    page.choose("Credit with", "GTPO")  # the run's own rule, with its settings
+    page.choose("Credit with", "gtpo")  # the run's own rule, with its settings
     assert max(map(abs, page.tab.evaluate("dew.view.group.answers[0].difference"))) < 2e-3
+    page.choose("Credit with", "maxrl")  # rules that the page has no formula for
+    page.choose("minus", "dr_grpo")
+    one, other = (get_algorithm(name).advantages(rollouts)[0] for name in ("maxrl", "dr_grpo"))
+    shown = page.tab.evaluate("dew.view.group.answers[0].difference")
+    assert shown == pytest.approx((one - other)[0, : len(mixed.answers[0].tokens)].tolist(), abs=0.02)
 
 
 def test_tokens_are_found_by_a_query(report: Path, groups: list[GroupRecord], opened: Any) -> None:
@@ -548,7 +553,7 @@ def test_minimal_records(tmp_path: Path, opened: Any, line: str) -> None:
     page = opened(build_from_records(tmp_path / "records.jsonl"))
     for name in ("credit", "groups"):
         page.tab.click(f"#tab-{name}")
-    for mode in ("columns", "methods", "text"):
+    for mode in page.each("[data-mode]", "e.dataset.mode"):
         page.tab.click(f"[data-mode={mode}]")
         if page.count(".group .t"):
             page.tab.locator(".group .t").first.click()

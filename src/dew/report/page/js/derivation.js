@@ -126,7 +126,7 @@ function derivation(group, i, t) {
   const sorry = (text) => [head, h('p.quiet', text), signalTable(answer, t)];
   if (!answer.live[t])
     return sorry('This token does not train: the policy did not sample it (tool output, for example).');
-  const method = methodOf(group);
+  const { method } = group;
   const shown = method || 'GTPO';
   if (shown !== 'GRPO' && !hasEntropy(group))
     return sorry('No entropy was recorded, so the weighting cannot be reproduced.');

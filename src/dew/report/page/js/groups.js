@@ -90,7 +90,11 @@ const MODES = {
   same: ['Same prompt', sameView],
 };
 
-const modes = () => Object.keys(MODES).filter((mode) => mode !== 'same' || sameGroups().length > 1);
+/** The modes that have something to show for the open group. */
+function modes() {
+  const has = { methods: () => rulesOf(view.group).length > 1, same: () => sameGroups().length > 1 };
+  return Object.keys(MODES).filter((mode) => !has[mode] || has[mode]());
+}
 
 /** Every group of the page with the prompt of the open one, by run and step. */
 const sameGroups = () => view.all.filter((g) => g.head.same === view.place.head.same);
@@ -124,11 +128,11 @@ const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[nam
 async function showGroup() {
   const { group, parts } = view;
   if (!group) return;
-  if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
+  if (!modes().includes(state.mode)) state.mode = 'text';
   const isCompared = state.mode === 'methods';
   if (isCompared) takeDifference(group);
   view.scale = scaleOf(group);
-  let body = (MODES[state.mode] || MODES.text)[1](group);
+  let body = MODES[state.mode][1](group);
   if (body instanceof Promise) body = await body;
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;

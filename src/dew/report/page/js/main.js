@@ -117,7 +117,7 @@ function drawViews() {
     sectionOf(name).replaceChildren();
     idle().then(() => make(name));
   }
-  window.dew = { report, view, advantages, settingsOf }; // for tests
+  window.dew = { report, view, advantages }; // for tests
 }
 
 let shownStamp = document.documentElement.dataset.live; // of the runs, if `dew view` serves this page
