@@ -52,22 +52,18 @@ def credit_by_rule(
     batches = [batch for groups in runs for batch in _batches([next(numbered) for _ in groups])]
     rules = _rules([group for _, batch in batches for _, group in batch], given) if batches else {}
     found: dict[str, Json] = {}
-    credit: dict[str, dict[int, Values]] = {}
+    by_group: dict[int, dict[int, Values]] = {}
     for label, rule in rules.items():
-        method, values = method_of(rule.name, asdict(rule)), {}
+        method, credit = method_of(rule.name, asdict(rule)), {}
         if method in (None, "GRPO"):
-            values = dict(pair for rollouts, batch in batches for pair in _credit(rule, rollouts, batch))
-        if not (method or values):
-            continue
-        key = json.dumps(values) if values else label
+            credit = dict(pair for rollouts, batch in batches for pair in _credit(rule, rollouts, batch))
+        key = json.dumps(credit) if credit else label
         if key in found:
             found[key]["label"] += f", {label}"
-        else:
-            found[key], credit[key] = {"label": label, "method": method, "settings": asdict(rule)}, values
-    by_group: dict[int, dict[int, Values]] = {}
-    for k, (key, rule) in enumerate(found.items()):
-        for n, values in credit[key].items() if not rule["method"] else ():
-            by_group.setdefault(n, {})[k] = values
+        elif method or credit:
+            for n, values in credit.items() if method is None else ():
+                by_group.setdefault(n, {})[len(found)] = values
+            found[key] = {"label": label, "method": method, "settings": asdict(rule)}
     return list(found.values()), by_group
 
 
