@@ -371,8 +371,11 @@ def test_groups_and_views_open_by_address_key_and_tab(report: Path, groups: list
         page.tab.click(f"#tab-{name}")
         page.tab.wait_for_selector(f"#view-{name}:not([hidden])")
         assert page.count("main > section:not([hidden])") == 1 and f"#{name}" in page.tab.url
+    page.settle()
     text = page.tab.inner_text("#view-overview")
-    assert all(part in text for part in ("synthetic-gtpo-seed0", "71.0% [66.0, 76.0]", "Remedy: Raise max_"))
+    score = RunFolder(report.parent).scores()[1]["scores"]["pass@1"]
+    shown = f"{score['value']:.1%} [{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
+    assert all(part in text for part in ("synthetic-gtpo-seed0", shown, "Remedy: Raise max_"))
     page.tab.keyboard.press("ArrowRight")
     page.tab.wait_for_selector("#view-curves:not([hidden])")
 

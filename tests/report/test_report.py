@@ -406,8 +406,8 @@ def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
         assert d["holm"] == pytest.approx(min(1.0, expected[d["arm"]]), rel=1e-6)
         assert (d["low"], d["high"]) == pytest.approx((interval.low, interval.high), rel=1e-6)
     assert content["findings"][0]["text"] == (
-        "synthetic(1) and synthetic(2) are within noise of baseline in mean accuracy in training (±0.004), "
-        "accuracy at the end of training (±0.017), pass@1 (±0.017) and pass@16 (±0.017)."
+        "synthetic(1) and synthetic(2) are within noise of baseline in mean accuracy in training (±0.006), "
+        "accuracy at the end of training (±0.019), pass@1 (±0.019) and pass@16 (±0.019)."
     )
     assert len(content["runs"]) == 18 and "strength" in json.dumps(content["settings"])
 
