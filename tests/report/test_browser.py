@@ -595,7 +595,7 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     page = opened(report)
     assert page.count('.row[data-metric="area"] .forest') == 11  # all but the baseline
     shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
-    assert number(shown) == pytest.approx(means[2] - means[0], rel=5e-3)  # three digits are shown
+    assert number(shown) == pytest.approx(100 * (means[2] - means[0]), abs=0.05)  # in points
     page.tab.click("#tab-curves")
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)

@@ -5,16 +5,18 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from dew import __version__
 from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
+from dew.report.charts import charts_of
 from dew.report.readers import Run, evenly, read_records_file, read_runs, run_folders
 from dew.report.results import arms_of, findings_of, headline, rows_of
 from dew.report.rules import Values, credit_by_rule, method_of
-from dew.report.tokens import above_mean, nearest_correct, statistics, summary
+from dew.report.tokens import above_mean, around_divergence, nearest_correct, statistics, summary
 from dew.report.write import write_report
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
@@ -72,13 +74,16 @@ def content_of(runs: Sequence[Run], rules: Sequence[str] = ()) -> Json:
     """Tasks of a study have results of their own, since their scores cannot be compared."""
     summaries = [[summary(group) for group in run.groups] for run in runs]
     tasks = dict.fromkeys(str(run.facts.get("data")) for run in runs) if all("arm" in run.facts for run in runs) else {}
+    columns = [_columns(_thin_steps(run.metrics, min(MAX_STEPS, max(100, MAX_POINTS // len(runs))))) for run in runs]
     if len(tasks) > 1:
         results: Json = {"tasks": _tasks(runs, tasks)}
+        for found in results["tasks"]:
+            of_task = [run.facts.get("data") == found["task"] for run in runs]
+            found["charts"] = charts_of(list(compress(columns, of_task)))
         title = f"{_title(list(dict.fromkeys(str(run.facts['arm']) for run in runs)))} on {len(tasks)} tasks"
     else:
-        results = _results(runs, summaries)
+        results = {**_results(runs, summaries), "charts": charts_of(columns)}
         title = _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in results["arms"]])
-    points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
     compared, credit = credit_by_rule([run.groups for run in runs], rules)
     other = iter(credit.get(n, {}) for n in range(sum(len(run.groups) for run in runs)))
     return {
@@ -88,7 +93,7 @@ def content_of(runs: Sequence[Run], rules: Sequence[str] = ()) -> Json:
         "dew": __version__,
         **results,
         "rules": finite(compared),
-        "runs": [_run(run, groups, other, points) for run, groups in zip(runs, summaries, strict=True)],
+        "runs": [_run(*each, other) for each in zip(runs, summaries, columns, strict=True)],
     }
 
 
@@ -118,7 +123,7 @@ def _title(names: Sequence[str]) -> str:
     return " · ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _run(run: Run, groups: Sequence[Json], other: Iterator[Mapping[int, Values]], points: int) -> Json:
+def _run(run: Run, groups: Sequence[Json], columns: Json, other: Iterator[Mapping[int, Values]]) -> Json:
     return {
         "name": run.name,
         "kind": run.kind,
@@ -127,8 +132,8 @@ def _run(run: Run, groups: Sequence[Json], other: Iterator[Mapping[int, Values]]
         "notices": run.notices,
         "alarms": finite(run.alarms),
         "scores": finite([_shareable(line) for line in run.scores]),
-        "metrics": _columns(_thin_steps(run.metrics, points)),
-        "sample": {**run.sample, "steps": min(len(run.metrics), points), "steps_of": len(run.metrics)},
+        "metrics": columns,
+        "sample": {**run.sample, "steps": len(columns.get("step", ())), "steps_of": len(run.metrics)},
         "credit": finite(statistics(run.groups)),
         "groups": [_group(group, numbers, next(other)) for group, numbers in zip(run.groups, groups, strict=True)],
     }
@@ -178,7 +183,8 @@ def _answer(answer: AnswerRecord, above: float, nearest: tuple[int, int] | None)
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
     out: Json = {name: finite(getattr(answer, name)) for name in names} | {"above": finite(above)}
     if nearest:
-        out["nearest"] = nearest
+        around = around_divergence(answer, nearest[0])
+        out["nearest"] = [*nearest, *(round(share, 3) for share in around[0])] if around else list(nearest)
     if answer.rewards:
         out["rewards"] = finite(dict(answer.rewards))
     out["tokens"] = list(answer.tokens)

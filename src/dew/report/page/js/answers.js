@@ -5,18 +5,19 @@ const FIRST_TOKENS = 2000;
 const sideClass = (correct) => (correct ? 'right' : 'wrong');
 const outcome = ({ correct }) => h(`span.outcome.${sideClass(correct)}`, correct ? '✓ correct' : '✗ wrong');
 
-/** Whether the open run recorded answers as whole texts (TRL's own files), each then one token. */
-const onlyText = () => view.place.run.kind === 'trl';
-
-/** What colours the tokens: the chosen signal, or the difference of the two rules that are compared. */
-const shownSignal = () => (state.mode === 'methods' ? 'difference' : state.signal);
-
-/** The colour scale of the shown signal over a whole group. */
-function scaleOf(group) {
-  const values = group.answers.flatMap((answer) => (answer[shownSignal()] || []).filter((_, t) => answer.live[t]));
-  return makeScale(SIGNALS[shownSignal()]?.scale || 'signed', values);
+/** The chosen signal; else credit relative to GRPO, or the entropy where credit is uniform. */
+function chosenSignal(group) {
+  const names = available(group);
+  const wanted = [state.signal, view.place.head.spread ? 'relative' : 'entropy', ...names];
+  return wanted.find((name) => names.includes(name)) || 'advantage';
 }
 
+/** The colour scale of a group: of a signal, or of the difference of the two rules that are compared. */
+function scaleOf(group) {
+  const signal = state.mode === 'methods' ? 'difference' : chosenSignal(view.group);
+  const values = group.answers.flatMap((answer) => (answer[signal] || []).filter((_, t) => answer.live[t]));
+  return { signal, ...makeScale(SIGNALS[signal]?.scale || 'signed', values) };
+}
 
 /** The scale that a group is painted with: the same prompt elsewhere has its own. */
 const coloursOf = (group) => (group === view.group ? view.scale : scaleOf(group));
@@ -30,7 +31,7 @@ function strip(answer, longest) {
   canvas.draw = (scale) => {
     for (let x = 0; x < width; x++) {
       const t = Math.floor((x * answer.tokens.length) / width);
-      const value = answer.live[t] ? answer[shownSignal()]?.[t] : null;
+      const value = answer.live[t] ? answer[scale.signal]?.[t] : null;
       if (!isKnown(value)) continue;
       const [hue, deep] = scale.of(value);
       const colour = rgb(hue);
@@ -50,7 +51,7 @@ function facets(answer) {
     `reward ${number(answer.reward)}${extra ? ` ${signed(extra)} charge` : ''}`,
     rewards.length > 0 && h('span.rewards', rewards.join(' · ')),
     flips > 0 && h('b.flips', plural(flips, 'flipped token')),
-    !onlyText() && plural(answer.tokens.length, 'token'),
+    plural(answer.tokens.length, 'token'),
     isKnown(extracted) && ['answered ', h('code', brief(extracted))],
     verdict && !['correct', 'wrong'].includes(verdict) && h('b', `verifier: ${visible(verdict)}`),
     answer.truncated && h('b', 'truncated'),
@@ -67,7 +68,7 @@ const isNoise = ({ entropy, live }, t) => live[t] && isKnown(entropy?.[t]) && en
 
 /** The classes of a token: what it is, and its colour. */
 function tokenClass(answer, t, scale, found) {
-  const value = answer[shownSignal()]?.[t];
+  const value = answer[scale.signal]?.[t];
   let name = answer.live[t] ? (isKnown(value) ? `t ${paintClass(scale.of(value))}` : 't') : 't dead';
   if (isFlipped(answer, t)) name += ' flip';
   if (isNoise(answer, t)) name += ' sure';
@@ -86,7 +87,7 @@ function tokenSpans(answer, from, to) {
   });
 }
 
-/** Paint the tokens of answer i in a box by the shown signal, on the scale of its group. */
+/** Paint the tokens of answer i in a box, on the scale of its group. */
 function paintTokens(box, group, i) {
   const scale = coloursOf(group);
   const found = tokensFound(group.answers[i].tokens);
@@ -111,12 +112,9 @@ const answerCards = (group) => folded(group).map((places) => answerCard(group, p
 
 /** Where a wrong answer leaves its nearest correct one, how the blame lies around that, and both from there on. */
 function divergence(group, i) {
-  const answer = group.answers[i];
-  if (!answer.nearest || !answer.advantage || onlyText()) return null;
-  const [at, j] = answer.nearest;
-  const size = answer.advantage.map((v, t) => (answer.live[t] ? Math.abs(v) : 0));
-  const part = (from, to) => percent(sum(size.slice(from, to)) / (sum(size) || 1));
-  const blame = `${part(0, at)} of the blame before, ${part(at, at + 1)} at it, ${part(at + 1)} after`;
+  const [at, j, ...parts] = group.answers[i].nearest || [];
+  if (!parts.length) return null;
+  const [before, here, after] = parts.map((share) => percent(share));
   const side = (k) => {
     const spans = tokenSpans(group.answers[k], at, at + 200);
     const box = h('div.tokens', { 'data-i': k }, outcome(group.answers[k]), ` #${k + 1} … `, spans);
@@ -124,6 +122,7 @@ function divergence(group, i) {
     return box;
   };
   const fill = ({ target }) => target.children[1] || target.append(h('div.beside', side(i), side(j)));
+  const blame = `${before} of the blame before, ${here} at it, ${after} after`;
   const text = `Leaves correct answer #${j + 1} at token ${at + 1}: ${blame}`;
   return h('details.diverges', { ontoggle: fill }, h('summary', text));
 }
@@ -189,15 +188,15 @@ function orderOf({ answers }) {
 const longestOf = (group) => Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
 
 /** What the tokens on a card are painted by. */
-const cardLook = () => [look(), JSON.stringify(view.what), isDark()].join();
+const cardLook = () =>
+  JSON.stringify([state.mode, state.signal, state.q, state.rule, state.than, view.what, isDark()]);
 
 /** The cards of the open group; the same elements as before if only colours have changed. */
 function answersView(group) {
   const key = [state.only, state.sort].join();
   if (view.cards?.group !== group || view.cards.key !== key) {
-    const cards = answerCards(group);
     const none = h('p.calm', 'This group has no answers with the selected outcome.');
-    view.cards = { group, key, box: cards.length ? h('div.answers', cards) : none };
+    view.cards = { group, key, box: h('div.answers', orderOf(group).length ? answerCards(group) : none) };
   }
   return view.cards.box;
 }

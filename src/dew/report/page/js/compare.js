@@ -17,9 +17,9 @@ function creditOf(group, { method, n }, settings) {
 /** The two rules that are compared: chosen, else the run's and GRPO; the first has the settings on the page. */
 function comparedRules(group) {
   const rules = rulesOf(group);
-  const find = (test) => rules.find(test) || rules[0];
-  const first = find(({ key }) => key === state.rule);
-  const second = find(({ key, method }) => (rules.some((r) => r.key === state.than) ? key === state.than : method === 'GRPO'));
+  const named = (name) => rules.find(({ key }) => key === name);
+  const first = named(state.rule) || rules[0];
+  const second = named(state.than) || rules.find(({ method }) => method === 'GRPO') || rules[0];
   return [first, second, { ...settingsOf(first), ...view.what }];
 }
 

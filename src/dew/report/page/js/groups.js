@@ -9,13 +9,11 @@ async function openGroup(place) {
   if (view.place !== place) return;
   view.group = group;
   if (other) view.column = 0;
-  if (!available(group).includes(state.signal)) state.signal = available(group)[0] || 'advantage';
   const [i, t] = state.token.split('.').map((k) => Number(k) - 1);
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
   else markCurrent();
-  if (other || view.look !== look()) await showGroup();
-  else markPinned();
+  await showGroup();
   tell(view.pinned);
   if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
@@ -66,12 +64,12 @@ function groupControls(group) {
     const look = { 'aria-pressed': String(mode === state.mode), 'data-mode': mode };
     return h('button', { ...look, onclick: () => setting('mode', showGroup)(mode) }, MODES[mode][0]);
   };
-  const options = (label, name, values) => choice(label, values, state[name], setting(name, showGroup));
+  const options = (label, name, values, value = state[name]) => choice(label, values, value, setting(name, showGroup));
   const signals = available(group).map((name) => [name, SIGNALS[name].label]);
   return h('div.controls', { id: 'group-controls' },
     h('div.segments', { role: 'group', 'aria-label': 'View' }, modes().map(button)),
     state.mode !== 'methods' && [
-      options('Colour', 'signal', signals),
+      options('Colour', 'signal', signals, chosenSignal(group)),
       h('details.more-controls',
         remembered('more'),
         h('summary', 'More'),
@@ -86,15 +84,11 @@ function groupControls(group) {
 const MODES = {
   text: ['Answers', answersView],
   columns: ['Columns', columnsView],
-  methods: ['Compare', answersView],
-  same: ['Same prompt', sameView],
-};
+  methods: ['Compare', answersView, () => rulesOf(view.group).length > 1],
+  same: ['Same prompt', sameView, () => sameGroups().length > 1],
+}; // name, how it is drawn, whether the open group has it
 
-/** The modes that have something to show for the open group. */
-function modes() {
-  const has = { methods: () => rulesOf(view.group).length > 1, same: () => sameGroups().length > 1 };
-  return Object.keys(MODES).filter((mode) => !has[mode] || has[mode]());
-}
+const modes = () => Object.keys(MODES).filter((mode) => MODES[mode][2]?.() ?? true);
 
 /** Every group of the page with the prompt of the open one, by run and step. */
 const sameGroups = () => view.all.filter((g) => g.head.same === view.place.head.same);
@@ -121,8 +115,7 @@ async function sameView() {
   );
 }
 
-/** What the drawn group depends on, and the table of groups. */
-const look = () => ['mode', 'signal', 'only', 'sort', 'q', 'rule', 'than'].map((name) => state[name]).join();
+/** What the table of groups depends on. */
 const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[name]).join();
 
 async function showGroup() {
@@ -137,13 +130,12 @@ async function showGroup() {
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
   parts.page.classList.toggle('compares', state.mode === 'same');
-  const { label, note } = SIGNALS[state.signal];
+  const { label, note } = SIGNALS[chosenSignal(group)];
   const scale = isCompared ? compareControls(group) : legend(view.scale, `${label}: ${note}`, view.place.head);
   refill(parts.about, groupHeading(group), groupControls(group), scale);
   if (parts.body.firstChild !== body) refill(parts.body, body);
   const scroll = parts.group.querySelector('.scroll-x');
   if (scroll && inside) scroll.scrollLeft = inside;
-  view.look = look();
   markPinned();
   drawVisible();
 }

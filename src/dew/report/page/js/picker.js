@@ -78,12 +78,6 @@ function groupList() {
   let from = Math.max(0, found.findIndex(({ n }) => n === view.place?.n) - FIRST_ROWS / 2);
   let to = from;
   const grow = () => body.append(...found.slice(to, (to += FIRST_ROWS)).map(groupRow));
-  const growUp = () => {
-    const before = list.scrollHeight;
-    body.prepend(...found.slice(Math.max(0, from - FIRST_ROWS), from).map(groupRow));
-    from = Math.max(0, from - FIRST_ROWS);
-    list.scrollTop += list.scrollHeight - before;
-  };
   grow();
   const heads = COLUMNS_OF_GROUPS.slice(manyRuns() ? 0 : 1).map(columnHead);
   refill(list,
@@ -92,7 +86,11 @@ function groupList() {
   );
   list.onscroll = () => {
     if (list.scrollTop + 2 * list.clientHeight > list.scrollHeight) grow();
-    if (from > 0 && list.scrollTop < list.clientHeight / 2) growUp();
+    if (!from || list.scrollTop > list.clientHeight / 2) return;
+    const before = list.scrollHeight;
+    body.prepend(...found.slice(Math.max(0, from - FIRST_ROWS), from).map(groupRow));
+    from = Math.max(0, from - FIRST_ROWS);
+    list.scrollTop += list.scrollHeight - before;
   };
   const some = `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
   count.textContent = found.length === view.all.length ? `All groups (${whole(found.length)})` : some;
@@ -159,8 +157,10 @@ function picker({ runs }) {
     refill(filters, box,
       choice('With', outcomes, state.with, setting('with', groupList)),
       manyRuns() && chooseRun('in', state.in, [...runs.keys()], groupList, [['', 'all runs']]),
-      h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
-      h('button.small', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
+      h('span.buttons',
+        h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
+        h('button.small', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
+      ),
     );
   };
   const some = runs.some(({ sample: { groups: n, of, files, files_of: all } }) => n < of || files < all);

@@ -64,17 +64,11 @@ function lineOf(rows, length, amount) {
   return { raw, values, low: edge(-1), high: edge(1) };
 }
 
-let axis = {}; // the steps of the runs that were drawn last, and the place of each
-function stepsOf(runs) {
-  if (axis.runs === runs) return axis;
-  const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
-  return (axis = { runs, steps, place: new Map(steps.map((step, i) => [step, i])) });
-}
-
 /** All lines of one chart on a common axis of steps: those of `lineOf` with {label, members, colour, shape, dash}. */
 function linesOf(runs, names) {
   const hidden = hiddenRuns();
-  const { steps, place } = stepsOf(runs);
+  const steps = (runs.steps ||= [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b));
+  const place = new Map(steps.map((step, i) => [step, i]));
   const aligned = ({ metrics }, name) => {
     if (metrics.step.length === steps.length) return metrics[name];
     const out = Array(steps.length).fill(null);
