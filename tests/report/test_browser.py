@@ -248,6 +248,14 @@ def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
     assert [depth[t] for t in sorted(range(len(values)), key=lambda t: values[t])] == sorted(depth)
 
 
+def test_uniform_credit_is_coloured_by_entropy(compared: Path, opened: Any) -> None:
+    """The runs of GRPO; those of GTPO by their credit relative to it."""
+    for number, (algorithm, signal) in enumerate([("grpo", "entropy"), ("gtpo", "relative")]):
+        page = opened(compared, f"#groups&in={2 * number + 1}")
+        assert algorithm in page.tab.inner_text(".group-title .facets") and page.chosen("Colour") == signal
+        assert ("the same credit" in page.tab.inner_text(".legend")) == (algorithm == "grpo")
+
+
 def test_answers_filtered_sorted_and_by_position(page: Page, mixed: GroupRecord) -> None:
     page.tab.click(".more-controls summary")
     page.choose("Show", "wrong")
@@ -596,6 +604,8 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     assert page.count('.row[data-metric="area"] .forest') == 11  # all but the baseline
     shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
     assert number(shown) == pytest.approx(100 * (means[2] - means[0]), abs=0.05)  # in points
+    assert page.count("table:has(.cell) tbody tr") == 11  # a rule at two rates has one row
+    assert page.count(".cell svg") == 22
     page.tab.click("#tab-curves")
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)

@@ -28,6 +28,7 @@ from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
 from dew.errors import ConfigError
 from dew.report import build, build_from_records, content_of
+from dew.report.charts import charts_of
 from dew.report.readers import Run
 from dew.report.results import arms_of, remarks, rows_of
 from dew.report.serve import View, make_server
@@ -165,6 +166,14 @@ def test_credit_of_other_rules_on_the_recorded_groups(tmp_path: Path, monkeypatc
     assert [[v != 0 for v in row] for row in forked[0]] == [[0, 1, 0, 0, 1], [1, 0, 0, 0, 1]]
     assert forked[1] is None and mine[1] is not None
     assert not Path("ran").exists()  # a record is data
+
+
+def test_charts_of_the_metrics() -> None:
+    """A repeated metric has no chart; one that never changes, or is unknown, a folded one."""
+    moving, flat = [0.1, 0.2, 0.4], [1.0, 1.0, 1.0]
+    columns = {"step": [1, 2, 3], "reward": moving, "accuracy": moving, "loss": flat, "own": [3.0, 1.0, 2.0]}
+    found = [(chart["title"], chart["names"], chart["folded"]) for chart in charts_of([columns])]
+    assert found == [("Reward", ["accuracy"], False), ("loss", ["loss"], True), ("own", ["own"], True)]
 
 
 def test_page_makes_no_requests(run: Path) -> None:

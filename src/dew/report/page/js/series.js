@@ -11,9 +11,10 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 
 const hasSeeds = () => arms().some((arm) => arm.runs.length > 1);
 const isMerged = () => (state.seeds || (hasSeeds() ? 'mean' : 'each')) === 'mean';
-/** Whether curves are differences from the run of the baseline with the same seed: by default in a study. */
+/** Whether curves are differences from the run of the baseline with the same seed: by default in a study's Curves. */
 const isStudy = () => view.report.runs[0].facts.arm && hasSeeds();
-const isDifference = () => arms().length > 1 && (state.as || (isStudy() ? 'differences' : 'values')) === 'differences';
+const isDifference = () =>
+  viewName === 'curves' && arms().length > 1 && (state.as || (isStudy() ? 'differences' : 'values')) === 'differences';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
 
 /** What has a line of its own: arms if their seeds are averaged, else runs. Each is a list of runs. */
