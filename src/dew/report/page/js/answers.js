@@ -28,7 +28,8 @@ function strip(answer, longest) {
   const share = `${(100 * answer.tokens.length) / longest}%`;
   const canvas = h('canvas.strip', { width, height: 1, 'aria-hidden': 'true', '--share': share });
   const pixels = new ImageData(width, 1);
-  canvas.draw = (scale) => {
+  canvas.draw = (scale = canvas.scale) => {
+    canvas.scale = scale;
     for (let x = 0; x < width; x++) {
       const t = Math.floor((x * answer.tokens.length) / width);
       const value = answer.live[t] ? answer[scale.signal]?.[t] : null;
@@ -188,8 +189,7 @@ function orderOf({ answers }) {
 const longestOf = (group) => Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
 
 /** What the tokens on a card are painted by. */
-const cardLook = () =>
-  JSON.stringify([state.mode, state.signal, state.q, state.rule, state.than, view.what, isDark()]);
+const cardLook = () => JSON.stringify([state.mode, state.signal, state.q, state.rule, state.than, view.what]);
 
 /** The cards of the open group; the same elements as before if only colours have changed. */
 function answersView(group) {

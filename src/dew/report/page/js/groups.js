@@ -13,9 +13,9 @@ async function openGroup(place) {
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
   else markCurrent();
-  await showGroup();
+  if (view.drawn !== groupLook()) await showGroup('center');
+  else markPinned('center');
   tell(view.pinned);
-  if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
   idle().then(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
 }
@@ -115,10 +115,11 @@ async function sameView() {
   );
 }
 
-/** What the table of groups depends on. */
+/** What the drawn group depends on, and the table of groups. */
+const groupLook = () => [view.place.n, cardLook(), state.only, state.sort].join();
 const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[name]).join();
 
-async function showGroup() {
+async function showGroup(scroll) {
   const { group, parts } = view;
   if (!group) return;
   if (!modes().includes(state.mode)) state.mode = 'text';
@@ -134,10 +135,11 @@ async function showGroup() {
   const scale = isCompared ? compareControls(group) : legend(view.scale, `${label}: ${note}`, view.place.head);
   refill(parts.about, groupHeading(group), groupControls(group), scale);
   if (parts.body.firstChild !== body) refill(parts.body, body);
-  const scroll = parts.group.querySelector('.scroll-x');
-  if (scroll && inside) scroll.scrollLeft = inside;
-  markPinned();
-  drawVisible();
+  const wide = parts.group.querySelector('.scroll-x');
+  if (wide && inside) wide.scrollLeft = inside;
+  view.drawn = groupLook();
+  markPinned(scroll);
+  drawVisible(); // of what is now in sight
 }
 
 function groups(report) {
@@ -155,8 +157,7 @@ function groups(report) {
   watchTokens(parts);
   tell(null);
   page.shown = () => {
-    if (page.dataset.listed === tableLook()) return;
-    page.dataset.listed = tableLook();
+    if (parts.listed === tableLook()) return;
     parts.fillFilters();
     if (state.q && !view.hits) search(state.q);
     else groupList();

@@ -44,6 +44,7 @@ function turnTheme() {
 /** Canvases do not follow style sheets: draw those in sight again. */
 function repaint() {
   colours.clear();
+  for (const strip of document.querySelectorAll('.strip')) strip.draw();
   drawVisible();
 }
 
@@ -108,7 +109,7 @@ function drawViews() {
   const chosen = taskResults();
   const runs = chosen ? whole.runs.filter((run) => run.facts.data === chosen.task) : whole.runs;
   const report = { ...whole, ...chosen, runs };
-  Object.assign(view, { report, all: allGroups(runs), place: null, group: null, hits: null });
+  Object.assign(view, { report, all: allGroups(runs), place: null, group: null, drawn: '', hits: null });
   for (const frame of document.querySelectorAll('main figure')) frame.close?.();
   byId('tab-curves').hidden = !runs.some((run) => run.metrics.step);
   byId('tab-groups').hidden = byId('tab-credit').hidden = !view.all.length;

@@ -1,6 +1,7 @@
 // The table of groups: sorted, narrowed by run, outcome and text, walked through by keys.
 
-const FIRST_ROWS = 30; // around the open group; further rows are added by scrolling
+const FIRST_ROWS = 45; // around the open group, more than are in sight; further rows are added by scrolling
+const NEAR_END = 150; // pixels
 
 const isMixed = ({ head }) => head.correct > 0 && head.correct < head.answers;
 const share = ({ head }) => head.correct / Math.max(1, head.answers);
@@ -73,9 +74,10 @@ function columnHead([key, label, , note]) {
 function groupList() {
   const found = listed();
   const { list, count } = view.parts;
+  view.parts.listed = tableLook();
   const open = ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click();
   const body = h('tbody', { onclick: open });
-  let from = Math.max(0, found.findIndex(({ n }) => n === view.place?.n) - FIRST_ROWS / 2);
+  let from = Math.max(0, found.findIndex(({ n }) => n === view.place?.n) - 20);
   let to = from;
   const grow = () => body.append(...found.slice(to, (to += FIRST_ROWS)).map(groupRow));
   grow();
@@ -85,8 +87,8 @@ function groupList() {
     !found.length && h('p.quiet', 'No matching groups.'),
   );
   list.onscroll = () => {
-    if (list.scrollTop + 2 * list.clientHeight > list.scrollHeight) grow();
-    if (!from || list.scrollTop > list.clientHeight / 2) return;
+    if (list.scrollTop + list.clientHeight + NEAR_END > list.scrollHeight) grow();
+    if (!from || list.scrollTop > NEAR_END) return;
     const before = list.scrollHeight;
     body.prepend(...found.slice(Math.max(0, from - FIRST_ROWS), from).map(groupRow));
     from = Math.max(0, from - FIRST_ROWS);

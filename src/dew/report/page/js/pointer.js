@@ -15,13 +15,16 @@ function tell(place) {
   else refill(panel, h('h3', 'How the credit was computed'), h('p.quiet', hint));
 }
 
-function markPinned() {
+/** Mark the kept token, and scroll to it: to the 'center', or as little as shows it ('nearest'). */
+function markPinned(scroll) {
   for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
   if (!view.pinned) return;
   const { i, t } = view.pinned;
   cardOf(i)?.reach(t);
   const place = `[data-i="${cardOf(i)?.places[0] ?? i}"] .t[data-t="${t}"]`;
-  for (const token of view.parts.group.querySelectorAll(place)) token.classList.add('pinned');
+  const tokens = view.parts.group.querySelectorAll(place);
+  for (const token of tokens) token.classList.add('pinned');
+  if (scroll) tokens[0]?.scrollIntoView({ block: scroll, inline: scroll });
 }
 
 /** The card that shows answer i: identical answers share one. */
@@ -31,9 +34,8 @@ function pin(place) {
   if (place && !view.group.answers[place.i]?.tokens.length) return;
   view.pinned = place;
   set({ token: place ? `${place.i + 1}.${place.t + 1}` : '' });
-  markPinned();
   tell(place);
-  view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+  markPinned('nearest');
 }
 
 /** Move the kept token along its answer (dt) or to another answer at the same position (di). */

@@ -6,6 +6,7 @@ const view = {
   all: [], // every group of the page
   place: null, // the open one: {run, r, head, n}
   group: null, // and its content
+  drawn: '', // the settings that it is drawn with
   scale: null, // the colours of its signal
   column: 0, // first position of the column view
   what: null, // settings of the first rule that were changed where rules are compared
