@@ -23,7 +23,7 @@ SHOTS = {  # name: page, address, size, theme
     "report-curves": ("study", "#curves", DESKTOP, "light"),
     "report-groups": ("runs", "#groups&token=1.5", DESKTOP, "light"),
     "report-columns-dark": ("runs", "#groups&mode=columns", DESKTOP, "dark"),
-    "report-compare": ("runs", "#groups&mode=methods&rule=dew&than=run&token=2.20", DESKTOP, "light"),
+    "report-compare": ("runs", "#groups&mode=methods&rule=dew&than=forking_tokens&token=2.20", DESKTOP, "light"),
     "report-tokens": ("runs", "#credit&find=H%3C0.01 %26 wrong %26 |A|>1 %26 step>100", DESKTOP, "light"),
     "report-credit-dark": ("runs", "#credit", DESKTOP, "dark"),
     "report-phone": ("runs", "#groups", PHONE, "light"),

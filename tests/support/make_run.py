@@ -294,7 +294,7 @@ def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: in
     names = [f"synthetic({k})" if k else "baseline" for k in range(arms)]
     labels = ["synthetic", *(f"synthetic-{j}" for j in range(1, tasks))]
     for (j, task), (k, arm), seed in product(enumerate(labels), enumerate(names), range(seeds)):
-        height = 0.3 + 0.02 * k * (-1) ** j + 0.01 * float(np.sin(seed)) + float(rng.normal(0, 0.012))
+        height = 0.55 + 0.02 * k * (-1) ** j + 0.01 * float(np.sin(seed)) + float(rng.normal(0, 0.012))
         curve = (height * (1 - np.exp(-np.arange(generations) / 40)) + rng.normal(0, 0.01, generations)).tolist()
         lines = [
             {"step": i + 1, "accuracy": x, "entropy": 1 - x, "length/mean": 20 + x, "credit/flipped_share": 0.01}
@@ -302,8 +302,8 @@ def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: in
             for i, x in enumerate(curve)
         ]
         for line in lines[generations // 6 - 1 :: generations // 6]:
-            line |= {"eval/pass@1": line["accuracy"], "eval/pass@16": line["accuracy"] + 0.3}
-        last = {"pass@1": curve[-1], "pass@16": curve[-1] + 0.3}
+            line |= {"eval/pass@1": line["accuracy"], "eval/pass@16": line["accuracy"] + 0.15}
+        last = {"pass@1": curve[-1], "pass@16": curve[-1] + 0.15}
         scores = {"area": float(np.mean(curve)), "final": curve[-1], **last}
         cell = Cell(arm, seed, task, learning_rate=2e-4 if j % 2 and k else 1e-4)
         run = RunFolder(folder / cell.home)

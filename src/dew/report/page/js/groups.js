@@ -13,8 +13,8 @@ async function openGroup(place) {
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
   else markCurrent();
-  if (view.drawn !== groupLook()) await showGroup('center');
-  else markPinned('center');
+  if (view.drawn !== groupLook()) await showGroup(true);
+  else markPinned(true);
   tell(view.pinned);
   remember();
   idle().then(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
@@ -119,7 +119,7 @@ async function sameView() {
 const groupLook = () => [view.place.n, cardLook(), state.only, state.sort].join();
 const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[name]).join();
 
-async function showGroup(scroll) {
+async function showGroup(scrolls) {
   const { group, parts } = view;
   if (!group) return;
   if (!modes().includes(state.mode)) state.mode = 'text';
@@ -138,7 +138,7 @@ async function showGroup(scroll) {
   const wide = parts.group.querySelector('.scroll-x');
   if (wide && inside) wide.scrollLeft = inside;
   view.drawn = groupLook();
-  markPinned(scroll);
+  markPinned(scrolls);
   drawVisible(); // of what is now in sight
 }
 

@@ -15,8 +15,8 @@ function tell(place) {
   else refill(panel, h('h3', 'How the credit was computed'), h('p.quiet', hint));
 }
 
-/** Mark the kept token, and scroll to it: to the 'center', or as little as shows it ('nearest'). */
-function markPinned(scroll) {
+/** Mark the kept token, and scroll until it is in sight. */
+function markPinned(scrolls = false) {
   for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
   if (!view.pinned) return;
   const { i, t } = view.pinned;
@@ -24,7 +24,7 @@ function markPinned(scroll) {
   const place = `[data-i="${cardOf(i)?.places[0] ?? i}"] .t[data-t="${t}"]`;
   const tokens = view.parts.group.querySelectorAll(place);
   for (const token of tokens) token.classList.add('pinned');
-  if (scroll) tokens[0]?.scrollIntoView({ block: scroll, inline: scroll });
+  if (scrolls) tokens[0]?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
 }
 
 /** The card that shows answer i: identical answers share one. */
@@ -35,7 +35,7 @@ function pin(place) {
   view.pinned = place;
   set({ token: place ? `${place.i + 1}.${place.t + 1}` : '' });
   tell(place);
-  markPinned('nearest');
+  markPinned(true);
 }
 
 /** Move the kept token along its answer (dt) or to another answer at the same position (di). */

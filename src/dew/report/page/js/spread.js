@@ -87,7 +87,7 @@ function histogram(query, title, data, note, signal) {
       [across(y(0), 'grid'), below(short(low), short(high)), correct.map(bin)],
     ],
     csv: () => [['from', 'to', ...SIDES], ...correct.map((v, k) => [edges[k], edges[k + 1], v, wrong[k]])],
-    key: SIDES.map((side) => sideKey(side, `, mean ${number(data[`mean_${side}`])}`)),
+    key: SIDES.map((side) => isKnown(data[`mean_${side}`]) && sideKey(side, `, mean ${number(data[`mean_${side}`])}`)),
   });
 }
 
