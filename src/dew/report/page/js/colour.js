@@ -70,13 +70,14 @@ for (const hue of ['plus', 'less', 'amount'])
 document.adoptedStyleSheets = [shades];
 
 function legend(scale, note, { flipped, sure, spread: uneven }) {
+  const weighed = uneven || scale.signal === 'difference';
   return h('div.legend', { role: 'img', 'aria-label': `Colour scale. ${note}` },
     scale.legend.map(({ hue, from, to }) =>
       h('span.legend-part', short(from), h(`span.ramp.ramp-${hue}`, { 'aria-hidden': 'true' }), short(to)),
     ),
     quiet(note),
     flipped > 0 && quiet(h('span.t.flip', 'underlined'), ': flipped, credit of the wrong sign'),
-    sure > 0 && quiet(h('span.t.sure', 'hatched'), `: entropy near zero${uneven ? ', weights are noise' : ''}`),
-    !uneven && quiet('Every token of an answer has the same credit, as with GRPO.'),
+    sure > 0 && quiet(h('span.t.sure', 'hatched'), `: entropy near zero${weighed ? ', weights are noise' : ''}`),
+    !weighed && view.group.credited && quiet('Every token of an answer has the same credit, as with GRPO.'),
   );
 }

@@ -79,7 +79,7 @@ function compareControls(group) {
     drawVisible();
     if (view.pinned) tell(view.pinned);
   };
-  const rules = rulesOf(group).map(({ key, label }) => [key, visible(label)]);
+  const rules = rulesOf(group).map(({ key, label }) => [key, visible(label.replace(/^((\S+ ){3}).*/, '$1…'))]);
   const rulesChoice = (label, name, { key }) =>
     choice(label, rules, key, (chosen) => {
       view.what = null;
