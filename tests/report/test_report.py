@@ -168,6 +168,13 @@ def test_credit_of_other_rules_on_the_recorded_groups(tmp_path: Path, monkeypatc
     assert not Path("ran").exists()  # a record is data
 
 
+def test_rules_to_compare_are_named_on_the_command_line(run: Path, tmp_path: Path, dew: Any) -> None:
+    code, *_ = dew("report", run, "--compare", "gtpo(alpha2=0.7)", "-o", tmp_path / "page.html")
+    assert code == 0 and report_of(tmp_path / "page.html")["rules"][-1]["label"] == "gtpo(alpha2=0.7)"
+    code, _, err = dew("report", run, "--compare", "gtpp", "-o", tmp_path / "other.html")
+    assert code == 1 and "Did you mean 'gtpo'?" in err and not (tmp_path / "other.html").exists()
+
+
 def test_charts_of_the_metrics() -> None:
     """A repeated metric has no chart; one that never changes, or is unknown, a folded one."""
     moving, flat = [0.1, 0.2, 0.4], [1.0, 1.0, 1.0]
