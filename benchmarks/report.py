@@ -5,8 +5,8 @@
 Needs Playwright and Chromium, as the browser tests do. The runs are synthetic (tests/support/make_run.py). "CPU" is the
 time that the page's main thread worked (script, style, layout, painting), which other programs on the machine do not
 change much, the smallest of all repeats; "wall" is the time from the event to the frame that shows its result, the
-median, the smallest and the largest; "complete" the median until everything is drawn and all tokens are found, where the
-page does that in parts.
+median, the smallest and the largest; "complete" the median until everything is drawn and all tokens are found, where
+the page does that in parts.
 Close other programs: on a busy machine all are larger.
 """
 
@@ -241,8 +241,8 @@ def main() -> None:
         f"`python benchmarks/report.py --repeats {args.repeats}`, {date.today()}, {os.cpu_count()} virtual cores of "
         f"{platform.machine()}, load average {os.getloadavg()[0]:.0f}, headless Chromium {version}. "
         "CPU is the time of the page's main thread until everything is drawn, the smallest of all repeats; wall is the "
-        "median (smallest to largest), and ends two frames after the page has changed; complete is later where the page "
-        "fills cards, draws charts or finds tokens in parts.",
+        "median (smallest to largest), and ends two frames after the page has changed; complete is later where the "
+        "page fills cards, draws charts or finds tokens in parts.",
         "",
         *builds,
         "",
