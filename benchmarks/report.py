@@ -5,7 +5,8 @@
 Needs Playwright and Chromium, as the browser tests do. The runs are synthetic (tests/support/make_run.py). "CPU" is the
 time that the page's main thread worked (script, style, layout, painting), which other programs on the machine do not
 change much, the smallest of all repeats; "wall" is the time from the event to the frame that shows its result, the
-median; "complete" the same until all charts in sight are drawn and all tokens found, where the page does that in parts.
+median, the smallest and the largest; "complete" the median until everything is drawn and all tokens are found, where
+the page does that in parts.
 Close other programs: on a busy machine all are larger.
 """
 
@@ -104,6 +105,7 @@ RUN = [
     ("next group, columns", other_group(key("j"))),
     ("compare two rules", click("[data-mode=methods]")),
     ("compare dew with GRPO", choose("Credit with", "dew")),
+    ("compare dew with forking tokens", choose("minus", "forking_tokens")),
     ("move the slider of α₂", slide("alpha2", 0.8)),
     ("answers", click("[data-mode=text]")),
     ("sort the table", click("[data-by=spread]")),
@@ -190,9 +192,9 @@ class Tab:
 def table(title: str, head: str, found: dict[str, list[tuple[float, float, float]]]) -> list[str]:
     rows = []
     for label, times in found.items():
-        cpu, *walls = zip(*times, strict=True)
-        cells = [min(cpu), *map(statistics.median, walls)]
-        rows.append(f"| {label} | " + " | ".join(f"{1000 * seconds:.0f}" for seconds in cells) + " |")
+        cpu, wall, complete = ([1000 * seconds for seconds in column] for column in zip(*times, strict=True))
+        median = f"{statistics.median(wall):.0f} ({min(wall):.0f} to {max(wall):.0f})"
+        rows.append(f"| {label} | {min(cpu):.0f} | {median} | {statistics.median(complete):.0f} |")
     return [f"### {title}", "", f"| {head} | CPU, ms | wall, ms | complete, ms |", "|---|---|---|---|", *rows, ""]
 
 
@@ -238,9 +240,9 @@ def main() -> None:
         "",
         f"`python benchmarks/report.py --repeats {args.repeats}`, {date.today()}, {os.cpu_count()} virtual cores of "
         f"{platform.machine()}, load average {os.getloadavg()[0]:.0f}, headless Chromium {version}. "
-        "CPU is the time of the page's main thread, the smallest of all repeats; wall is the median, and ends two "
-        "frames after the page has changed; "
-        "complete is later where the page draws charts or finds tokens in parts.",
+        "CPU is the time of the page's main thread until everything is drawn, the smallest of all repeats; wall is the "
+        "median (smallest to largest), and ends two frames after the page has changed; complete is later where the "
+        "page fills cards, draws charts or finds tokens in parts.",
         "",
         *builds,
         "",

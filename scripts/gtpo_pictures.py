@@ -116,7 +116,7 @@ def pictures() -> dict[str, str]:
     A, even = gtpo_advantages(rewards, MASK), grpo_advantages(CORRECT.double())
     weight = lambda i, value: (by_side(i, value)[0], 0.1 + 0.45 * value)  # noqa: E731
     high = 44 + 4 * ROW + 8
-    flat = f"(GRPO: {even[0]:+.2f} on all tokens of correct answers, {even[-1]:+.2f} on the others)".replace("-", "−")
+    flat = f"(with GRPO: {even[0]:+.2f} or {even[-1]:+.2f} on all tokens)".replace("-", "−")
     return {
         "gtpo-1-group": svg("Make 6 from 1, 2 and 3: four sampled answers", grid(None, by_side), high),
         "gtpo-2-entropy": svg("Entropy of the policy at each token, in nats", grid(H, lambda _, h: (GREEN, h)), high),

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt-get i
 
 DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
-DEPTH = "parseFloat(e.style.getPropertyValue('--deep'))"
+HUE, DEPTH = "e.className.match(/(plus|less|amount)-/)?.[1]", "Number(e.className.match(/-(\\d+)/)[1])"
 GROUND = "getComputedStyle(document.body).backgroundColor"
 
 
@@ -52,6 +52,7 @@ class Page:
         tab.wait_for_selector("html[data-ready]")
         if "group" in address:
             tab.wait_for_selector(".group-title")
+        self.settle()
 
     def settle(self) -> None:
         """Wait two frames, until scrolling, drawing and layout are done, and for what is drawn or found later."""
@@ -229,7 +230,7 @@ def test_derivation_matches_the_recorded_advantage(page: Page, mixed: GroupRecor
 def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
     """Blue for credit, orange for blame; by default relative to GRPO; another signal, other colours."""
     for i, answer in enumerate(mixed.answers):
-        assert set(page.each(f'.answer[data-i="{i}"] .t', "e.dataset.hue")) == {"plus" if answer.correct else "less"}
+        assert set(page.each(f'.answer[data-i="{i}"] .t', HUE)) == {"plus" if answer.correct else "less"}
         header = page.tab.locator(f'.answer[data-i="{i}"] .outcome').text_content()
         assert header == ("✓ correct" if answer.correct else "✗ wrong")  # not by colour alone
     right = next(i for i, a in enumerate(mixed.answers) if a.correct)
@@ -237,17 +238,28 @@ def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
     credit, depth = mixed.answers[right].advantage or [], page.each(tokens, DEPTH)
     assert [depth[t] for t in sorted(range(len(credit)), key=lambda t: credit[t])] == sorted(depth)
     page.tab.keyboard.press("2")  # advantage
+    page.settle()
     depth = page.each(tokens, DEPTH)
-    ratios = [(depth[t] - 12) / credit[t] for t in range(len(credit)) if depth[t] < 100]
-    assert max(ratios) == pytest.approx(min(ratios), rel=0.01)
+    full = min(credit[t] for t in range(len(credit)) if depth[t] == 100)
+    assert depth == pytest.approx([min(100, 12 + 88 * v / full) for v in credit], abs=1)
     page.tab.keyboard.press("4")  # entropy
+    page.settle()
     values, depth = mixed.answers[right].entropy or [], page.each(tokens, DEPTH)
     assert [depth[t] for t in sorted(range(len(values)), key=lambda t: values[t])] == sorted(depth)
+
+
+def test_uniform_credit_is_coloured_by_entropy(compared: Path, opened: Any) -> None:
+    """The runs of GRPO; those of GTPO by their credit relative to it."""
+    for number, (algorithm, signal) in enumerate([("grpo", "entropy"), ("gtpo", "relative")]):
+        page = opened(compared, f"#groups&with=mixed&in={2 * number + 1}")
+        assert algorithm in page.tab.inner_text(".group-title .facets") and page.chosen("Colour") == signal
+        assert ("the same credit" in page.tab.inner_text(".legend")) == (algorithm == "grpo")
 
 
 def test_answers_filtered_sorted_and_by_position(page: Page, mixed: GroupRecord) -> None:
     page.tab.click(".more-controls summary")
     page.choose("Show", "wrong")
+    page.settle()
     assert set(page.tab.locator(".answer .outcome").all_text_contents()) == {"✗ wrong"}
     page.choose("Show", "all")
     page.choose("Sort", "length")
@@ -277,20 +289,26 @@ def test_two_rules_are_compared_on_one_group(page: Page, mixed: GroupRecord) -> 
     for alpha2 in (0.5, 1.5, 0.0):
         if alpha2 != 0.5:
             page.tab.fill('[data-setting="alpha2"]', str(alpha2))
+        page.settle()
         expected = get_algorithm("dew", alpha2=alpha2).advantages(rollouts)[0] - plain
         for i, answer in enumerate(mixed.answers[:3]):
             shown = page.tab.evaluate("(i) => dew.view.group.answers[i].difference", i)
             assert shown == pytest.approx(expected[i, : len(answer.tokens)].tolist(), rel=1e-3, abs=1e-3)
-            hues = page.each(f'.answer[data-i="{i}"] .t', "e.dataset.hue")
+            hues = page.each(f'.answer[data-i="{i}"] .t', HUE)
             signs = [hue for hue, v in zip(hues, shown, strict=True) if abs(v) > 1e-3]
             assert signs == ["plus" if v > 0 else "less" for v in shown if abs(v) > 1e-3]
     page.tab.locator('.answer[data-i="1"] .t[data-t="4"]').click()
     table = page.table(".panel .place + .signals")
-    assert table["difference"] == pytest.approx(table["dew"] - table["GRPO, DAPO"], abs=2e-3)
+    assert table["difference"] == pytest.approx(table["dew"] - table["grpo"], abs=2e-3)
     page.choose("minus", "run")
     assert "rule=dew" in page.tab.url and "than=run" in page.tab.url
-    page.choose("Credit with", "GTPO")  # the run's own rule, with its settings
+    page.choose("Credit with", "gtpo")  # the run's own rule, with its settings
     assert max(map(abs, page.tab.evaluate("dew.view.group.answers[0].difference"))) < 2e-3
+    page.choose("Credit with", "maxrl")  # rules that the page has no formula for
+    page.choose("minus", "dr_grpo")
+    one, other = (get_algorithm(name).advantages(rollouts)[0] for name in ("maxrl", "dr_grpo"))
+    shown = page.tab.evaluate("dew.view.group.answers[0].difference")
+    assert shown == pytest.approx((one - other)[0, : len(mixed.answers[0].tokens)].tolist(), abs=0.02)
 
 
 def test_tokens_are_found_by_a_query(report: Path, groups: list[GroupRecord], opened: Any) -> None:
@@ -361,8 +379,11 @@ def test_groups_and_views_open_by_address_key_and_tab(report: Path, groups: list
         page.tab.click(f"#tab-{name}")
         page.tab.wait_for_selector(f"#view-{name}:not([hidden])")
         assert page.count("main > section:not([hidden])") == 1 and f"#{name}" in page.tab.url
+    page.settle()
     text = page.tab.inner_text("#view-overview")
-    assert all(part in text for part in ("synthetic-gtpo-seed0", "71.0% [66.0, 76.0]", "Remedy: Raise max_"))
+    score = RunFolder(report.parent).scores()[1]["scores"]["pass@1"]
+    shown = f"{score['value']:.1%} [{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
+    assert all(part in text for part in ("synthetic-gtpo-seed0", shown, "Remedy: Raise max_"))
     page.tab.keyboard.press("ArrowRight")
     page.tab.wait_for_selector("#view-curves:not([hidden])")
 
@@ -543,7 +564,7 @@ def test_minimal_records(tmp_path: Path, opened: Any, line: str) -> None:
     page = opened(build_from_records(tmp_path / "records.jsonl"))
     for name in ("credit", "groups"):
         page.tab.click(f"#tab-{name}")
-    for mode in ("columns", "methods", "text"):
+    for mode in page.each("[data-mode]", "e.dataset.mode"):
         page.tab.click(f"[data-mode={mode}]")
         if page.count(".group .t"):
             page.tab.locator(".group .t").first.click()
@@ -582,7 +603,9 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     page = opened(report)
     assert page.count('.row[data-metric="area"] .forest') == 11  # all but the baseline
     shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
-    assert number(shown) == pytest.approx(means[2] - means[0], rel=5e-3)  # three digits are shown
+    assert number(shown) == pytest.approx(100 * (means[2] - means[0]), abs=0.05)  # in points
+    assert page.count("table:has(.cell) tbody tr") == 11  # a rule at two rates has one row
+    assert page.count(".cell svg") == 22
     page.tab.click("#tab-curves")
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)
@@ -781,7 +804,7 @@ def test_large_runs_and_long_answers(tmp_path: Path, opened: Any) -> None:
     assert len(page.tab.locator('.answer[data-i="1"] .t').text_content()) == 100_000
     page.tab.click("[data-mode=columns]")
     page.tab.click("text=later ›")
-    assert "positions 33 to 64 of 18,000" in page.tab.inner_text(".columns")
+    assert "positions 20 to 38 of 18,000" in page.tab.inner_text(".columns")  # as many as fit
     for _ in range(6):
         page.tab.evaluate("{ const table = document.querySelector('.group-list'); table.scrollTop = 1e9; }")
         page.settle()

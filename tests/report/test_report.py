@@ -28,6 +28,7 @@ from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
 from dew.errors import ConfigError
 from dew.report import build, build_from_records, content_of
+from dew.report.charts import charts_of
 from dew.report.readers import Run
 from dew.report.results import arms_of, remarks, rows_of
 from dew.report.serve import View, make_server
@@ -52,6 +53,12 @@ def unpack(page: Path) -> list[Any]:
 
 def answer(correct: bool, tokens: str = "ab", **signals: Any) -> AnswerRecord:
     return AnswerRecord(tokens=list(tokens), correct=correct, reward=float(correct), **signals)
+
+
+def rule_values(content: dict[str, Any], name: str) -> list[Any]:
+    """What the page has for a rule without formula, group after group."""
+    n = next(n for n, rule in enumerate(content["rules"]) if name in rule["label"].split(", "))
+    return [group["rules"].get(str(n), group["rules"].get(n)) for run in content["runs"] for group in run["groups"]]
 
 
 # ── golden: numbers worked by hand ──────────────────────────────────────────────────────────────────────────
@@ -133,6 +140,47 @@ def test_page_and_json_have_the_content_of_the_records(run: Path) -> None:
             assert made["tokens"] == list(kept.tokens) and kept.entropy and kept.advantage
             assert made["entropy"] == pytest.approx(list(kept.entropy), rel=1e-4)
             assert np.broadcast_to(made["advantage"], len(kept.tokens)) == pytest.approx(list(kept.advantage), rel=1e-3)
+
+
+def test_credit_of_other_rules_on_the_recorded_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch of a rule is the recorded groups of a step; a group without entropies has fewer rules."""
+    monkeypatch.chdir(tmp_path)
+    Path("rules.py").write_text(
+        "from dew.algorithms import DAPO\n\nclass Mine(DAPO):\n    name = 'mine'\n\n"
+        "    def advantages(self, rollouts):\n        return 2 * super().advantages(rollouts)\n"
+    )
+    Path("trap.py").write_text("open('ran', 'w')")
+    high, low = [0.1, 0.9, 0.2, 0.3, 0.4], [0.5, 0.1, 0.2, 0.3, 1.4]
+    known = [answer(True, "abcde", entropy=high), answer(False, "abcde", entropy=low)]
+    bare = [answer(True, "ab"), answer(True, "abc"), answer(False, "a")]
+    groups = [GroupRecord(1, 0, "", known, algorithm="forking_tokens", settings={"keep": 0.4})]
+    groups += [GroupRecord(2, 0, "", bare, algorithm="trap.py:Trap"), GroupRecord(2, 1, "", bare[:2])]
+    content = content_of([Run("one", "records", groups=groups)], ["rules.py:Mine"])
+    labels = [rule["label"] for rule in content["rules"]]
+    assert [rule["method"] for rule in content["rules"][:4]] == ["GTPO", "GTPO", "GRPO-S", "GRPO"]
+    assert any(label.startswith("grpo, dapo, gspo") for label in labels)  # the same credit, one entry
+    a = 0.5 / (0.5**0.5 + 1e-4)  # one of two is correct: ±0.5 by the std √½
+    mine = rule_values(content, "mine")
+    assert mine[0] == pytest.approx([2 * a, -2 * a], abs=5e-3) and mine[2] == [0.0, 0.0]
+    forked = rule_values(content, "forking_tokens(keep=0.4)")  # 4 of 10: 1.4 and 0.5, 0.9 and 0.4
+    assert [[v != 0 for v in row] for row in forked[0]] == [[0, 1, 0, 0, 1], [1, 0, 0, 0, 1]]
+    assert forked[1] is None and mine[1] is not None
+    assert not Path("ran").exists()  # a record is data
+
+
+def test_rules_to_compare_are_named_on_the_command_line(run: Path, tmp_path: Path, dew: Any) -> None:
+    code, *_ = dew("report", run, "--compare", "gtpo(alpha2=0.7)", "-o", tmp_path / "page.html")
+    assert code == 0 and report_of(tmp_path / "page.html")["rules"][-1]["label"] == "gtpo(alpha2=0.7)"
+    code, _, err = dew("report", run, "--compare", "gtpp", "-o", tmp_path / "other.html")
+    assert code == 1 and "Did you mean 'gtpo'?" in err and not (tmp_path / "other.html").exists()
+
+
+def test_charts_of_the_metrics() -> None:
+    """A repeated metric has no chart; one that never changes, or is unknown, a folded one."""
+    moving, flat = [0.1, 0.2, 0.4], [1.0, 1.0, 1.0]
+    columns = {"step": [1, 2, 3], "reward": moving, "accuracy": moving, "loss": flat, "own": [3.0, 1.0, 2.0]}
+    found = [(chart["title"], chart["names"], chart["folded"]) for chart in charts_of([columns])]
+    assert found == [("Reward", ["accuracy"], False), ("loss", ["loss"], True), ("own", ["own"], True)]
 
 
 def test_page_makes_no_requests(run: Path) -> None:
@@ -374,8 +422,8 @@ def test_a_study_is_judged_by_t_test_and_holm(tmp_path: Path) -> None:
         assert d["holm"] == pytest.approx(min(1.0, expected[d["arm"]]), rel=1e-6)
         assert (d["low"], d["high"]) == pytest.approx((interval.low, interval.high), rel=1e-6)
     assert content["findings"][0]["text"] == (
-        "synthetic(1) and synthetic(2) are within noise of baseline in mean accuracy in training (±0.004), "
-        "accuracy at the end of training (±0.017), pass@1 (±0.017) and pass@16 (±0.017)."
+        "synthetic(1) and synthetic(2) are within noise of baseline in mean accuracy in training (±0.006), "
+        "accuracy at the end of training (±0.019), pass@1 (±0.019) and pass@16 (±0.019)."
     )
     assert len(content["runs"]) == 18 and "strength" in json.dumps(content["settings"])
 

@@ -168,12 +168,15 @@ def make_group(
     return GroupRecord(step, group, prompt, answers, str(a * b), algorithm, settings)
 
 
-def metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]:
+def metrics(
+    rng: np.random.Generator, step: int, steps: int, gain: float, drift: float, luck: float
+) -> dict[str, float]:
     x = step / steps
     noise = rng.normal(0, 1, 12)
-    accuracy = float(np.clip(0.28 + 0.47 * (1 - np.exp(-3.2 * x)) + 0.03 * noise[0], 0, 1))
-    entropy = float(0.32 + 0.35 * np.exp(-9 * x) + 0.16 * x + 0.015 * noise[1])
+    accuracy = float(np.clip(0.28 + (gain + luck) * (1 - np.exp(-3.2 * x)) + 0.03 * noise[0], 0, 1))
+    entropy = float(0.32 + 0.35 * np.exp(-9 * x) + drift * x + 0.015 * noise[1])
     length = float(74 + 38 * x + 2.5 * noise[2])
+    too_long = 0.27 * np.exp(-(((x - 0.62) / 0.05) ** 2))  # while the alarm below is raised
     mixed = float(np.clip(0.82 - 0.3 * x + 0.04 * noise[3], 0.05, 1))
     kept = round(64 * mixed)
     generation, scoring = 6.1 + 3 * x + 0.3 * abs(noise[4]), 0.6 + 0.05 * abs(noise[5])
@@ -201,7 +204,7 @@ def metrics(rng: np.random.Generator, step: int, steps: int) -> dict[str, float]
         "length/mean": length,
         "length/correct": length * 0.96,
         "length/wrong": length * 1.09,
-        "length/truncated_share": float(np.clip(0.02 + 0.06 * x + 0.01 * noise[2], 0, 1)),
+        "length/truncated_share": float(np.clip(0.02 + 0.03 * x + too_long + 0.01 * noise[2], 0, 1)),
         "seconds/generation": generation,
         "seconds/scoring": scoring,
         "seconds/update": 4.2 + 0.2 * abs(noise[6]),
@@ -223,14 +226,16 @@ def make_run(
     algorithm: str = "gtpo",
 ) -> Path:
     """Write a whole synthetic run and return its folder."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng([seed, algorithm != "gtpo"])
+    gain, drift = (0.47, 0.16) if algorithm == "gtpo" else (0.39, -0.12)  # of accuracy and entropy over the run
+    luck = float(rng.normal(0, 0.02))
     run = RunFolder(folder)
     run.write_run(
         {
             "name": name or f"synthetic-{algorithm}-seed{seed}",
             "engine": "none (synthetic: made up for tests and screenshots)",
             "algorithm": {"name": algorithm, "settings": SETTINGS if algorithm == "gtpo" else {}},
-            "model": "synthetic, no model",
+            "model": "no model (made-up numbers)",
             "data": "synthetic products",
             "seed": seed,
             "versions": {"dew": "0.1.0", "torch": "2.13.0"},
@@ -243,7 +248,7 @@ def make_run(
     )
     (Path(folder) / "config.yaml").write_text(f"# synthetic\nalgorithm: {algorithm}\nseed: {seed}\nsteps: 500\n")
     for step in range(1, steps + 1):
-        run.append_metrics(metrics(rng, step, steps))
+        run.append_metrics(metrics(rng, step, steps, gain, drift, luck))
     run.append_alarm(
         {
             "step": int(steps * 0.62),
@@ -266,14 +271,14 @@ def make_run(
                     "pass@16": {"value": v + 0.24, "low": v + 0.2, "high": v + 0.28},
                 },
             }
-            for task, scores in (("products", (0.27, 0.71)), ("held-out products", (0.22, 0.6)))
-            for when, v in zip(("before", "after"), scores, strict=True)
+            for task, before in (("products", 0.27), ("held-out products", 0.22))
+            for when, v in (("before", before), ("after", before + gain + luck - 0.03))
         ]
     )
     recorded = -(-groups // 4)  # four groups a step, in steps spread evenly over the run
     for n in range(recorded):
         step = round((n + 1) * steps / recorded)
-        skill = 0.28 + 0.45 * step / steps
+        skill = 0.28 + gain * step / steps
         run.write_records(
             step, [make_group(rng, step, g, size, skill, algorithm) for g in range(min(4, groups - 4 * n))]
         )
@@ -289,15 +294,16 @@ def make_study(folder: Path, *, arms: int = 12, seeds: int = 11, generations: in
     names = [f"synthetic({k})" if k else "baseline" for k in range(arms)]
     labels = ["synthetic", *(f"synthetic-{j}" for j in range(1, tasks))]
     for (j, task), (k, arm), seed in product(enumerate(labels), enumerate(names), range(seeds)):
-        height = 0.3 + 0.02 * k * (-1) ** j + 0.01 * float(np.sin(seed))
+        height = 0.55 + 0.02 * k * (-1) ** j + 0.01 * float(np.sin(seed)) + float(rng.normal(0, 0.012))
         curve = (height * (1 - np.exp(-np.arange(generations) / 40)) + rng.normal(0, 0.01, generations)).tolist()
         lines = [
             {"step": i + 1, "accuracy": x, "entropy": 1 - x, "length/mean": 20 + x, "credit/flipped_share": 0.01}
             | {"groups/mixed_share": 0.8, "grad_norm": 0.1}
             for i, x in enumerate(curve)
         ]
-        last = {"pass@1": curve[-1], "pass@16": curve[-1] + 0.3}
-        lines[-1] |= {f"eval/{name}": x for name, x in last.items()}
+        for line in lines[generations // 6 - 1 :: generations // 6]:
+            line |= {"eval/pass@1": line["accuracy"], "eval/pass@16": line["accuracy"] + 0.15}
+        last = {"pass@1": curve[-1], "pass@16": curve[-1] + 0.15}
         scores = {"area": float(np.mean(curve)), "final": curve[-1], **last}
         cell = Cell(arm, seed, task, learning_rate=2e-4 if j % 2 and k else 1e-4)
         run = RunFolder(folder / cell.home)

@@ -23,6 +23,7 @@ def report(
     folders: Annotated[list[Path] | None, typer.Argument(help="Run folders, or a folder of several runs.")] = None,
     records: Annotated[Path | None, typer.Option(help="A JSONL file of token records (docs/records.md).")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file to write.")] = None,
+    compare: Annotated[list[str] | None, typer.Option(help="A rule for Compare, such as rules.py:Mine.")] = None,
 ) -> None:
     """Write an HTML report on one or more runs. It shows curves and the credit of every recorded token."""
     from dew.report import build, build_from_records
@@ -30,7 +31,8 @@ def report(
     if bool(folders) == bool(records):
         what = "Give run folders or --records, not both." if folders else "No run given."
         raise ConfigError(Problem(what, remedy="Write `dew report runs/NAME`, or `dew report --records FILE.jsonl`."))
-    path = build(folders or [], output) if records is None else build_from_records(records, output)
+    rules = compare or []
+    path = build(folders or [], output, rules) if records is None else build_from_records(records, output, rules)
     out.print(f"{path}\nOpen it in a browser. The same content as JSON is beside it.")
 
 

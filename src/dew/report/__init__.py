@@ -3,17 +3,20 @@ docs/report.md documents."""
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from dew import __version__
 from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
+from dew.report.charts import charts_of
 from dew.report.readers import Run, evenly, read_records_file, read_runs, run_folders
 from dew.report.results import arms_of, findings_of, headline, rows_of
-from dew.report.tokens import above_mean, nearest_correct, statistics, summary
+from dew.report.rules import Values, credit_by_rule, method_of
+from dew.report.tokens import above_mean, around_divergence, nearest_correct, statistics, summary
 from dew.report.write import write_report
 from dew.run.records import SIGNALS, AnswerRecord, GroupRecord, Json, finite
 
@@ -27,23 +30,24 @@ MAX_POINTS = 40_000
 log = logging.getLogger(__name__)
 
 
-def build(folders: Sequence[Path], out: Path | None = None) -> Path:
+def build(folders: Sequence[Path], out: Path | None = None, rules: Sequence[str] = ()) -> Path:
     """Write report.html and report.json for the runs in `folders` and return the path of the page.
 
     Runs may come from dew or plain TRL. A folder may also hold several runs, as those of `dew compare`, `dew lab` and
-    `dew demo` do. Default: in the given folder, else in the current one.
+    `dew demo` do. Default: in the given folder, else in the current one. `rules` are compared on recorded groups, such
+    as `gtpo(alpha2=0.5)` or `rules.py:Mine`, besides the registered ones.
     """
     folders = [Path(folder) for folder in folders]
-    return _write(read_content(folders), out, folders[0] if len(folders) == 1 else Path())
+    return _write(read_content(folders, rules), out, folders[0] if len(folders) == 1 else Path())
 
 
-def build_from_records(file: Path, out: Path | None = None) -> Path:
+def build_from_records(file: Path, out: Path | None = None, rules: Sequence[str] = ()) -> Path:
     """The same for one file of token records (docs/records.md) from any trainer."""
     file = Path(file)
-    return _write(content_of([read_records_file(file)]), out, file.parent)
+    return _write(content_of([read_records_file(file)], rules), out, file.parent)
 
 
-def read_content(folders: Sequence[Path]) -> Json:
+def read_content(folders: Sequence[Path], rules: Sequence[str] = ()) -> Json:
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
     runs = read_runs([run for folder in folders for run in run_folders(folder)])
@@ -54,7 +58,7 @@ def read_content(folders: Sequence[Path]) -> Json:
         arm = run.facts.get("arm")
         return tasks.index(str(run.facts.get("data"))), arms.index(arm) if arm in arms else len(arms)
 
-    return content_of(sorted(runs, key=place) if arms else runs)
+    return content_of(sorted(runs, key=place) if arms else runs, rules)
 
 
 def _write(content: Json, out: Path | None, folder: Path) -> Path:
@@ -66,24 +70,30 @@ def _write(content: Json, out: Path | None, folder: Path) -> Path:
     return write_report(content, out if out.suffix == ".html" else out.with_name(f"{out.name}.html"))
 
 
-def content_of(runs: Sequence[Run]) -> Json:
+def content_of(runs: Sequence[Run], rules: Sequence[str] = ()) -> Json:
     """Tasks of a study have results of their own, since their scores cannot be compared."""
     summaries = [[summary(group) for group in run.groups] for run in runs]
     tasks = dict.fromkeys(str(run.facts.get("data")) for run in runs) if all("arm" in run.facts for run in runs) else {}
+    columns = [_columns(_thin_steps(run.metrics, min(MAX_STEPS, max(100, MAX_POINTS // len(runs))))) for run in runs]
     if len(tasks) > 1:
         results: Json = {"tasks": _tasks(runs, tasks)}
+        for found in results["tasks"]:
+            of_task = [run.facts.get("data") == found["task"] for run in runs]
+            found["charts"] = charts_of(list(compress(columns, of_task)))
         title = f"{_title(list(dict.fromkeys(str(run.facts['arm']) for run in runs)))} on {len(tasks)} tasks"
     else:
-        results = _results(runs, summaries)
+        results = {**_results(runs, summaries), "charts": charts_of(columns)}
         title = _title([run.name for run in runs] if len(runs) <= 3 else [arm["label"] for arm in results["arms"]])
-    points = min(MAX_STEPS, max(100, MAX_POINTS // len(runs)))
+    compared, credit = credit_by_rule([run.groups for run in runs], rules)
+    other = iter(credit.get(n, {}) for n in range(sum(len(run.groups) for run in runs)))
     return {
         "schema": SCHEMA,
         "title": title,
         "made": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "dew": __version__,
         **results,
-        "runs": [_run(run, groups, points) for run, groups in zip(runs, summaries, strict=True)],
+        "rules": finite(compared),
+        "runs": [_run(*each, other) for each in zip(runs, summaries, columns, strict=True)],
     }
 
 
@@ -113,7 +123,7 @@ def _title(names: Sequence[str]) -> str:
     return " · ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _run(run: Run, groups: Sequence[Json], points: int) -> Json:
+def _run(run: Run, groups: Sequence[Json], columns: Json, other: Iterator[Mapping[int, Values]]) -> Json:
     return {
         "name": run.name,
         "kind": run.kind,
@@ -122,10 +132,10 @@ def _run(run: Run, groups: Sequence[Json], points: int) -> Json:
         "notices": run.notices,
         "alarms": finite(run.alarms),
         "scores": finite([_shareable(line) for line in run.scores]),
-        "metrics": _columns(_thin_steps(run.metrics, points)),
-        "sample": {**run.sample, "steps": min(len(run.metrics), points), "steps_of": len(run.metrics)},
+        "metrics": columns,
+        "sample": {**run.sample, "steps": len(columns.get("step", ())), "steps_of": len(run.metrics)},
         "credit": finite(statistics(run.groups)),
-        "groups": [_group(group, numbers) for group, numbers in zip(run.groups, groups, strict=True)],
+        "groups": [_group(group, numbers, next(other)) for group, numbers in zip(run.groups, groups, strict=True)],
     }
 
 
@@ -155,11 +165,13 @@ def _short_number(x: Any, digits: int) -> float | int | None:
     return x if isinstance(x, int) else float(f"{x:.{digits}g}")
 
 
-def _group(group: GroupRecord, numbers: Json) -> Json:
+def _group(group: GroupRecord, numbers: Json, other: Mapping[int, Values]) -> Json:
     return {
         **{name: getattr(group, name) for name in ("step", "group", "prompt", "gold", "algorithm")},
         "summary": finite(numbers),
         "settings": finite(dict(group.settings)),
+        "method": method_of(group.algorithm, group.settings),
+        "rules": other,
         "answers": [
             _answer(answer, above, nearest_correct(group, answer))
             for answer, above in zip(group.answers, above_mean(group).tolist(), strict=True)
@@ -171,7 +183,8 @@ def _answer(answer: AnswerRecord, above: float, nearest: tuple[int, int] | None)
     names = ("correct", "reward", "extra", "truncated", "extracted", "verdict", "guided")
     out: Json = {name: finite(getattr(answer, name)) for name in names} | {"above": finite(above)}
     if nearest:
-        out["nearest"] = nearest
+        around = around_divergence(answer, nearest[0])
+        out["nearest"] = [*nearest, *(round(share, 3) for share in around[0])] if around else list(nearest)
     if answer.rewards:
         out["rewards"] = finite(dict(answer.rewards))
     out["tokens"] = list(answer.tokens)

@@ -308,7 +308,8 @@ def _ended(run: Run, who: str) -> Json | None:
     resumes = run.folder and any(run.folder.glob("checkpoint*"))
     remedy = f"Resume with `dew resume {folder}`." if resumes else "No checkpoint was saved: train again."
     text = f"{who}{HOW[status]} at step {step}{f' of {of}' if of else ''}{error}"
-    return {"kind": "note" if status == "stopped" else "bad", "text": text, "remedy": remedy, "link": "#curves"}
+    kind = "note" if status == "stopped" else "bad"
+    return {"kind": kind, "ended": True, "text": text, "remedy": remedy, "link": "#curves"}
 
 
 def _verdicts(rows: Sequence[Json]) -> list[Json]:

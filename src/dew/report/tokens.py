@@ -101,27 +101,22 @@ def nearest_correct(group: GroupRecord, answer: AnswerRecord) -> tuple[int, int]
     return max(found, key=lambda pair: pair[0], default=None)
 
 
-def around_divergence(group: GroupRecord) -> list[tuple[list[float], list[float]]]:
-    """For each wrong answer, the shares of |credit| and of its tokens before, at and after the first token that differs
-    from its nearest correct answer."""
-    found = []
-    for answer in group.answers:
-        live = np.ones(len(answer.tokens)) if answer.live is None else np.asarray(answer.live, float)
-        size = np.abs(np.asarray(answer.advantage or 0.0, float)) * live
-        nearest = nearest_correct(group, answer)
-        if not nearest or not size.any() or not np.isfinite(size).all():
-            continue
-        at, _ = nearest
-        shares = [[float(x.sum()) for x in np.split(of / of.sum(), [at, at + 1])] for of in (size, live)]
-        found.append((shares[0], shares[1]))
-    return found
+def around_divergence(answer: AnswerRecord, at: int) -> tuple[list[float], list[float]] | None:
+    """The shares of |credit| and of the trained tokens before, at and after position `at`; None without credit."""
+    live = np.ones(len(answer.tokens)) if answer.live is None else np.asarray(answer.live, float)
+    size = np.abs(np.asarray(answer.advantage or 0.0, float)) * live
+    if not size.any() or not np.isfinite(size).all():
+        return None
+    credit, tokens = ([float(x.sum()) for x in np.split(of / of.sum(), [at, at + 1])] for of in (size, live))
+    return credit, tokens
 
 
 def statistics(groups: Sequence[GroupRecord]) -> Json:
     """Distributions of entropy and credit, share of credit by entropy, and words."""
     if not groups:
         return {"tokens": 0}
-    around = [shares for group in groups for shares in around_divergence(group)]
+    wrong = [(answer, at[0]) for g in groups for answer in g.answers if (at := nearest_correct(g, answer))]
+    around = [shares for answer, at in wrong if (shares := around_divergence(answer, at))]
     correct, entropy, credit = tokens = np.concatenate([_tokens(group) for group in groups], axis=1)
     return {
         "tokens": entropy.size,

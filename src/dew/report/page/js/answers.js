@@ -5,35 +5,34 @@ const FIRST_TOKENS = 2000;
 const sideClass = (correct) => (correct ? 'right' : 'wrong');
 const outcome = ({ correct }) => h(`span.outcome.${sideClass(correct)}`, correct ? '✓ correct' : '✗ wrong');
 
-/** Whether the open run recorded answers as whole texts (TRL's own files), each then one token. */
-const onlyText = () => view.place.run.kind === 'trl';
+/** The chosen signal; else credit relative to GRPO, or the entropy where credit is uniform. */
+function chosenSignal(group) {
+  const names = available(group);
+  const wanted = [state.signal, view.place.head.spread ? 'relative' : 'entropy', ...names];
+  return wanted.find((name) => names.includes(name)) || 'advantage';
+}
 
-/** What colours the tokens: the chosen signal, or the difference of the two rules that are compared. */
-const shownSignal = () => (state.mode === 'methods' ? 'difference' : state.signal);
-
-/** The colour scale of the shown signal over a whole group. */
+/** The colour scale of a group: of a signal, or of the difference of the two rules that are compared. */
 function scaleOf(group) {
-  const values = group.answers.flatMap((answer) => (answer[shownSignal()] || []).filter((_, t) => answer.live[t]));
-  return makeScale(SIGNALS[shownSignal()]?.scale || 'signed', values);
+  const signal = state.mode === 'methods' ? 'difference' : chosenSignal(view.group);
+  const values = group.answers.flatMap((answer) => (answer[signal] || []).filter((_, t) => answer.live[t]));
+  return { signal, ...makeScale(SIGNALS[signal]?.scale || 'signed', values) };
 }
 
-function paintToken(element, answer, t, scale) {
-  const value = answer[shownSignal()]?.[t];
-  if (!answer.live[t]) element.dataset.hue = 'dead';
-  else if (!isKnown(value)) element.dataset.hue = 'none';
-  else paint(element, scale.of(value));
-}
+/** The scale that a group is painted with: the same prompt elsewhere has its own. */
+const coloursOf = (group) => (group === view.group ? view.scale : scaleOf(group));
 
 /** The whole answer as a barcode, as long as the answer is beside the longest. */
-function strip(answer, longest, scale) {
+function strip(answer, longest) {
   const width = Math.max(1, Math.min(answer.tokens.length, 4000));
   const share = `${(100 * answer.tokens.length) / longest}%`;
   const canvas = h('canvas.strip', { width, height: 1, 'aria-hidden': 'true', '--share': share });
   const pixels = new ImageData(width, 1);
-  canvas.draw = () => {
+  canvas.draw = (scale = canvas.scale) => {
+    canvas.scale = scale;
     for (let x = 0; x < width; x++) {
       const t = Math.floor((x * answer.tokens.length) / width);
-      const value = answer.live[t] ? answer[shownSignal()]?.[t] : null;
+      const value = answer.live[t] ? answer[scale.signal]?.[t] : null;
       if (!isKnown(value)) continue;
       const [hue, deep] = scale.of(value);
       const colour = rgb(hue);
@@ -42,7 +41,6 @@ function strip(answer, longest, scale) {
     }
     canvas.getContext('2d', { willReadFrequently: true }).putImageData(pixels, 0, 0);
   };
-  canvas.draw();
   return canvas;
 }
 
@@ -54,7 +52,7 @@ function facets(answer) {
     `reward ${number(answer.reward)}${extra ? ` ${signed(extra)} charge` : ''}`,
     rewards.length > 0 && h('span.rewards', rewards.join(' · ')),
     flips > 0 && h('b.flips', plural(flips, 'flipped token')),
-    !onlyText() && plural(answer.tokens.length, 'token'),
+    plural(answer.tokens.length, 'token'),
     isKnown(extracted) && ['answered ', h('code', brief(extracted))],
     verdict && !['correct', 'wrong'].includes(verdict) && h('b', `verifier: ${visible(verdict)}`),
     answer.truncated && h('b', 'truncated'),
@@ -69,31 +67,33 @@ const isFlipped = (answer, t) => Boolean(answer.advantage && answer.live[t] && a
 /** An entropy so near to zero that a weight made of it is rounding noise. */
 const isNoise = ({ entropy, live }, t) => live[t] && isKnown(entropy?.[t]) && entropy[t] < SURE;
 
-function tokenClass(answer, t, found) {
-  const classes = ['t'];
-  if (isFlipped(answer, t)) classes.push('flip');
-  if (isNoise(answer, t)) classes.push('sure');
-  if (found?.(t)) classes.push('hit');
-  if (isMarkup(answer.tokens[t])) classes.push('markup');
-  return classes.join(' ');
+/** The classes of a token: what it is, and its colour. */
+function tokenClass(answer, t, scale, found) {
+  const value = answer[scale.signal]?.[t];
+  let name = answer.live[t] ? (isKnown(value) ? `t ${paintClass(scale.of(value))}` : 't') : 't dead';
+  if (isFlipped(answer, t)) name += ' flip';
+  if (isNoise(answer, t)) name += ' sure';
+  if (found?.(t)) name += ' hit';
+  if (isMarkup(answer.tokens[t])) name += ' markup';
+  return name;
 }
 
 /** Without `h`, because a group has thousands of them. */
-function tokenSpan(text, t, className = 't') {
-  const span = document.createElement('span');
-  span.className = className;
-  span.dataset.t = t;
-  span.textContent = running(text) || '∅';
-  return span;
-}
-
-function tokenSpans(answer, from, to, scale) {
-  const found = tokensFound(answer.tokens);
+function tokenSpans(answer, from, to) {
   return answer.tokens.slice(from, to).map((text, k) => {
-    const span = tokenSpan(text, from + k, tokenClass(answer, from + k, found));
-    paintToken(span, answer, from + k, scale);
+    const span = document.createElement('span');
+    span.setAttribute('data-t', from + k);
+    span.textContent = running(text);
     return span;
   });
+}
+
+/** Paint the tokens of answer i in a box, on the scale of its group. */
+function paintTokens(box, group, i) {
+  const scale = coloursOf(group);
+  const found = tokensFound(group.answers[i].tokens);
+  for (const span of box.querySelectorAll('[data-t]'))
+    span.className = tokenClass(group.answers[i], Number(span.dataset.t), scale, found);
 }
 
 /** The answers in the order that the controls ask for, identical ones together: lists of places. */
@@ -109,55 +109,67 @@ function folded(group) {
   return [...same.values()];
 }
 
-const answerCards = (group, scale) =>
-  folded(group).map((places) => answerCard(group, places, longestOf(group), scale));
+const answerCards = (group) => folded(group).map((places) => answerCard(group, places, longestOf(group)));
 
 /** Where a wrong answer leaves its nearest correct one, how the blame lies around that, and both from there on. */
-function divergence(group, i, scale) {
-  const answer = group.answers[i];
-  if (!answer.nearest || !answer.advantage || onlyText()) return null;
-  const [at, j] = answer.nearest;
-  const size = answer.advantage.map((v, t) => (answer.live[t] ? Math.abs(v) : 0));
-  const part = (from, to) => percent(sum(size.slice(from, to)) / (sum(size) || 1));
-  const blame = `${part(0, at)} of the blame before, ${part(at, at + 1)} at it, ${part(at + 1)} after`;
+function divergence(group, i) {
+  const [at, j, ...parts] = group.answers[i].nearest || [];
+  if (!parts.length) return null;
+  const [before, here, after] = parts.map((share) => percent(share));
   const side = (k) => {
-    const spans = tokenSpans(group.answers[k], at, at + 200, scale);
-    return h('div.tokens', { 'data-i': k }, outcome(group.answers[k]), ` #${k + 1} … `, spans);
+    const spans = tokenSpans(group.answers[k], at, at + 200);
+    const box = h('div.tokens', { 'data-i': k }, outcome(group.answers[k]), ` #${k + 1} … `, spans);
+    paintTokens(box, group, k);
+    return box;
   };
   const fill = ({ target }) => target.children[1] || target.append(h('div.beside', side(i), side(j)));
+  const blame = `${before} of the blame before, ${here} at it, ${after} after`;
   const text = `Leaves correct answer #${j + 1} at token ${at + 1}: ${blame}`;
   return h('details.diverges', { ontoggle: fill }, h('summary', text));
 }
 
-function answerCard(group, places, longest, scale) {
+/** An answer's card: filled when it is in sight or the page is idle, then painted in place when colours change. */
+function answerCard(group, places, longest) {
   const answer = group.answers[places[0]];
+  const card = h(`article.answer.${sideClass(answer.correct)}`, { 'data-i': places[0] });
   const body = h('div.tokens');
   const more = h('button.small.more-tokens', { onclick: () => grow() });
   const grow = () => {
     const shown = body.childElementCount;
-    body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS, scale));
+    body.append(...tokenSpans(answer, shown, shown + FIRST_TOKENS));
+    paintTokens(body, group, places[0]);
     const left = answer.tokens.length - body.childElementCount;
     more.textContent = `Show ${whole(Math.min(left, FIRST_TOKENS))} more of ${whole(left)} hidden tokens`;
-    if (!left) more.remove();
+    more.hidden = !left;
   };
-  const times = { title: `answers ${places.map((k) => k + 1).join(', ')}` };
-  const header = h('header',
-    outcome(answer),
-    places.length > 1 && h('b.times', times, `× ${places.length}`),
-    quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
-    facets(answer),
-  );
-  const barcode = strip(answer, longest, scale);
-  barcode.onclick = ({ offsetX }) => {
-    if (group !== view.group) return; // the same prompt elsewhere
-    const t = Math.min(answer.tokens.length - 1, Math.floor((offsetX / barcode.clientWidth) * answer.tokens.length));
+  const fill = () => {
+    const times = { title: `answers ${places.map((k) => k + 1).join(', ')}` };
+    const header = h('header',
+      outcome(answer),
+      places.length > 1 && h('b.times', times, `× ${places.length}`),
+      quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
+      facets(answer),
+    );
+    const barcode = strip(answer, longest);
+    barcode.onclick = ({ offsetX }) => {
+      const at = Math.floor((offsetX / barcode.clientWidth) * answer.tokens.length);
+      if (group === view.group) pin({ i: places[0], t: Math.min(answer.tokens.length - 1, at) });
+    };
+    grow();
+    refill(card, header, barcode, body, more, divergence(group, places[0]));
+  };
+  const redraw = () => {
+    card.drawn = cardLook();
+    if (!card.firstChild) fill();
+    else for (const box of card.querySelectorAll('.tokens')) paintTokens(box, group, box.dataset.i ?? places[0]);
+    card.querySelector('.strip').draw(coloursOf(group));
+    if (group === view.group && places.includes(view.pinned?.i)) markPinned();
+  };
+  const reach = (t) => {
+    if (card.waits()) card.redraw();
     while (body.childElementCount <= t) grow();
-    pin({ i: places[0], t });
   };
-  const parts = [header, barcode, body, more, divergence(group, places[0], scale)];
-  const card = h(`article.answer.${sideClass(answer.correct)}`, { 'data-i': places[0] }, parts);
-  grow();
-  return card;
+  return Object.assign(card, { places, reach, redraw, later: true, waits: () => card.drawn !== cardLook() });
 }
 
 const SORTS = {
@@ -176,7 +188,15 @@ function orderOf({ answers }) {
 
 const longestOf = (group) => Math.max(1, ...group.answers.map((answer) => answer.tokens.length));
 
+/** What the tokens on a card are painted by. */
+const cardLook = () => JSON.stringify([state.mode, state.signal, state.q, state.rule, state.than, view.what]);
+
+/** The cards of the open group; the same elements as before if only colours have changed. */
 function answersView(group) {
-  const cards = answerCards(group, view.scale);
-  return cards.length ? h('div.answers', cards) : h('p.calm', 'This group has no answers with the selected outcome.');
+  const key = [state.only, state.sort].join();
+  if (view.cards?.group !== group || view.cards.key !== key) {
+    const none = h('p.calm', 'This group has no answers with the selected outcome.');
+    view.cards = { group, key, box: h('div.answers', orderOf(group).length ? answerCards(group) : none) };
+  }
+  return view.cards.box;
 }

@@ -1,7 +1,7 @@
 // Values -> colours. Blue and orange encode the sign (safe for colour-blind readers), depth the size.
 
 const SIGNALS = {
-  relative: { label: 'Relative to GRPO', scale: 'relative', note: 'credit / its size with GRPO; ±1 = the same' },
+  relative: { label: 'Relative to GRPO', scale: 'relative', note: 'credit in units of GRPO’s; 1 or −1 = the same' },
   advantage: { label: 'Advantage', scale: 'signed', note: 'as used in training' },
   shaped: { label: 'Shaped reward r̃', scale: 'signed', note: 'the reward after weighting, before normalisation' },
   entropy: { label: 'Entropy', scale: 'amount', note: 'uncertainty of the policy, in nats' },
@@ -28,11 +28,8 @@ function rgb(hue) {
 const LIGHTEST = 12;
 const MIDDLE = 55;
 
-const quantile = (sorted, q) => (sorted.length ? sorted[Math.round(q * (sorted.length - 1))] : 0);
-const bySize = (values) => values.map(Math.abs).sort((a, b) => a - b);
-
 /** The size that has the full colour: not the largest, so that one outlier does not pale the rest. */
-const reachOf = (values) => quantile(bySize(values), 0.98);
+const reachOf = (values) => values.map(Math.abs).sort((a, b) => a - b)[Math.round(0.98 * (values.length - 1))] ?? 0;
 
 const depth = (size, reach) =>
   reach ? LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, size / reach)) : size ? MIDDLE : 0;
@@ -64,18 +61,23 @@ function makeScale(kind, values) {
   return { of, legend };
 }
 
-function paint(element, [hue, deep]) {
-  element.dataset.hue = hue;
-  element.style.setProperty('--deep', `${deep.toFixed(1)}%`);
-}
+/** The class of a hue at a depth. One rule each: a style of its own per token makes a large group slow. */
+const paintClass = ([hue, deep]) => (hue === 'none' ? '' : `${hue}-${Math.round(deep)}`);
+const shades = new CSSStyleSheet();
+for (const hue of ['plus', 'less', 'amount'])
+  for (let deep = 0; deep <= 100; deep++)
+    shades.insertRule(`.${hue}-${deep} { background-color: color-mix(in srgb, var(--${hue}) ${deep}%, transparent) }`);
+document.adoptedStyleSheets = [shades];
 
-function legend(scale, note, { flipped, sure }) {
+function legend(scale, note, { flipped, sure, spread: uneven }) {
+  const weighed = uneven || scale.signal === 'difference';
   return h('div.legend', { role: 'img', 'aria-label': `Colour scale. ${note}` },
     scale.legend.map(({ hue, from, to }) =>
-      h('span.legend-part', number(from), h(`span.ramp.ramp-${hue}`, { 'aria-hidden': 'true' }), number(to)),
+      h('span.legend-part', short(from), h(`span.ramp.ramp-${hue}`, { 'aria-hidden': 'true' }), short(to)),
     ),
     quiet(note),
     flipped > 0 && quiet(h('span.t.flip', 'underlined'), ': flipped, credit of the wrong sign'),
-    sure > 0 && quiet(h('span.t.sure', 'hatched'), ': entropy near zero, weights are noise'),
+    sure > 0 && quiet(h('span.t.sure', 'hatched'), `: entropy near zero${weighed ? ', weights are noise' : ''}`),
+    !weighed && view.group.credited && quiet('Every token of an answer has the same credit, as with GRPO.'),
   );
 }

@@ -1,6 +1,5 @@
 // What GTPO compares: the same position across answers, one column each.
 
-const COLUMNS = 32; // about as many as fit beside the panel
 const SURE = 0.01;
 
 /** The entropies at one position of the answers that still run there. */
@@ -26,16 +25,14 @@ function sideRow(group, places, correct) {
 
 function columnCell(answer, t) {
   if (t >= answer.tokens.length) return h('td.over');
-  const look = { class: tokenClass(answer, t), 'data-t': t };
-  const box = h('td', look, brief(answer.tokens[t]));
-  paintToken(box, answer, t, view.scale);
-  return box;
+  return h('td', { class: tokenClass(answer, t, view.scale), 'data-t': t }, brief(answer.tokens[t]));
 }
 
 function columnsView(group) {
   const longest = longestOf(group);
+  const fit = Math.ceil(view.parts.body.clientWidth / 40); // a few more than are in sight
   const from = Math.min(view.column, longest - 1);
-  const to = Math.min(longest, from + COLUMNS);
+  const to = Math.min(longest, from + fit);
   const places = Array.from({ length: to - from }, (_, k) => from + k);
   const sures = new Set(places.filter((t) => isSure(group, t)));
   const order = orderOf(group).sort((a, b) => group.answers[b].correct - group.answers[a].correct);
@@ -44,9 +41,9 @@ function columnsView(group) {
     showGroup();
   };
   const pages = h('div.controls',
-    h('button.small', { disabled: from === 0, onclick: turn(-COLUMNS) }, '‹ earlier'),
+    h('button.small', { disabled: from === 0, onclick: turn(-fit) }, '‹ earlier'),
     quiet(`positions ${whole(from + 1)} to ${whole(to)} of ${whole(longest)}`),
-    h('button.small', { disabled: to >= longest, onclick: turn(COLUMNS) }, 'later ›'),
+    h('button.small', { disabled: to >= longest, onclick: turn(fit) }, 'later ›'),
   );
   const head = (t) => {
     const title = `every entropy at position ${t + 1} is below ${SURE} nats`;
@@ -66,5 +63,5 @@ function columnsView(group) {
     'A token is compared with the tokens in its column that belong to answers of the same outcome. ' +
     `Hatched: the entropy is below ${SURE} nats (of a position: every one), so weights there are rounding noise.`;
   const scroll = region('div.scroll-x', 'Answers by position', grid);
-  return h('div.columns', longest > COLUMNS && pages, scroll, h('p.quiet', note));
+  return h('div.columns', longest > fit && pages, scroll, h('p.quiet', note));
 }

@@ -134,21 +134,9 @@ function entriesOf(group, method, settings) {
 const advantages = (group, method, settings) =>
   entriesOf(group, method, settings).map((row) => row.map((entry) => entry?.advantage ?? null));
 
-/** Whether the formulas of this page are the run's: it has no token ids, other values or bounds of a weight. */
-function isPlain({ compare = 'column', value = 'entropy', shrink, cap, least = 1 }) {
-  return ['column', 'row', 'matrix', 'turn'].includes(compare) && value === 'entropy' && !shrink && !cap && least === 1;
-}
-
-/** A group's own settings in the names used here: GRPO-S calls its weights β. */
-function settingsOf(group) {
-  const given = group.settings || {};
-  const own = isPlain(given) ? given : { ...given, compare: 'column' };
+/** The settings of a group or a rule in the names used here: GRPO-S calls its weights β. */
+function settingsOf({ settings: given = {}, method }) {
+  const own = method ? given : { ...given, compare: 'column' };
   const settings = Object.fromEntries(Object.entries(PAPER).map(([name, value]) => [name, own[name] ?? value]));
   return { ...settings, alpha1: own.beta1 ?? settings.alpha1, alpha2: own.beta2 ?? settings.alpha2 };
-}
-
-function methodOf(group) {
-  if (!isPlain(group.settings || {})) return null;
-  const name = String(group.algorithm || '').toLowerCase().replace(/[^a-z]/g, '');
-  return { gtpo: 'GTPO', dew: 'GTPO', grpos: 'GRPO-S', grpo: 'GRPO', dapo: 'GRPO' }[name] || null;
 }

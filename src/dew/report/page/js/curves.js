@@ -1,25 +1,5 @@
 // Curves: one chart per question. One run: a colour per metric. Several: a colour per arm, a dash per metric.
 
-const CHARTS = [
-  ['Reward', /^(reward|accuracy)$/, 'mean reward, and the share of correct answers'],
-  ['Parts of the reward', /^reward\/(?!.*\/std$)/, 'each reward function separately'],
-  ['Pass@k', /^eval\/(pass|mean)@/, 'on held-out problems'],
-  ['Flipped tokens', /^credit\/flipped_share$/, 'share of tokens with credit of the wrong sign'],
-  ['Entropy', /^entropy(\/(correct|wrong))?$/, 'a slow decrease is normal; near 0 all answers are the same'],
-  ['Length', /^length\/(mean|correct|wrong)$/, 'tokens per answer'],
-  ['Truncated answers', /^length\/truncated_share$/, 'share that reached the length limit'],
-  ['Groups', /^groups\/(sampled|kept|dropped|refilled)$/, 'prompts per step'],
-  ['Groups with signal', /^groups\/mixed_share$/, 'share with correct and wrong answers'],
-  ['Concentration of credit', /^credit\/top\d+_share$/, 'share of |credit| on the top 20% of tokens and the top one'],
-  ['Clipped tokens', /^clip\/(low|high)$/, 'share outside the trust region'],
-  ['Ratio', /^ratio\/(mean|max)$/, 'new policy / old policy', true],
-  ['KL', /^kl\//, 'distance from the old policy or the reference'],
-  ['Tokens per second', /^tokens_per_second$/, 'of the whole loop'],
-  ['Seconds per phase', /^seconds\//, 'where the time goes'],
-  ['Loss', /^loss$/, 'not a measure of progress here'],
-  ['Gradient norm', /^grad_norm$/, '0 means that nothing is learned', true],
-];
-
 /** What drawn charts depend on. */
 const curvesLook = () => [state.smooth, state.seeds, state.as, state.hide, isDark(), window.innerWidth].join();
 
@@ -87,30 +67,17 @@ function curveControls(runs, bar) {
   ];
 }
 
-/** Metrics without those that repeat an earlier one in every run, as the only part of a reward does. */
-function distinct(runs, names) {
-  const equal = (a, b) => a === b || (a && b && a.length === b.length && a.every((v, i) => v === b[i]));
-  const repeats = (name) => (other) => runs.every((run) => equal(run.metrics[name], run.metrics[other]));
-  return names.filter((name, k) => !names.slice(0, k).some(repeats(name)));
-}
-
-function curves({ runs }) {
-  const recorded = new Set(['accuracy', ...runs.flatMap((run) => Object.keys(run.metrics))]);
-  const isDrawn = (name) => name !== 'step' && name !== 'time' && runs.some((run) => run.metrics[name]);
-  const all = distinct(runs, [...recorded].filter(isDrawn));
-  if (!all.length) return h('div.page', h('p.calm', 'This run recorded no metrics, so there are no curves.'));
-  const values = ({ metrics }, name) => known(metrics[name] || []);
-  const isFlat = (name) => runs.every((run) => new Set(values(run, name)).size < 2) && values(runs[0], name).length > 2;
-  const moving = all.filter((name) => !isFlat(name));
-  const charts = CHARTS.flatMap(([title, pattern, note, log]) => {
-    const names = moving.filter((name) => pattern.test(name));
-    return names.length ? [chart(runs, title, names, note, log)] : [];
-  });
-  const rest = all.filter((name) => isFlat(name) || !CHARTS.some(([, pattern]) => pattern.test(name)));
-  const others = h('div.charts', rest.map((name) => chart(runs, name, [name], '')));
-  const more = h('details.more', { ontoggle: drawVisible }, h('summary', `Other metrics (${rest.length})`), others);
+function curves({ runs, charts }) {
+  if (!charts.length) return h('div.page', h('p.calm', 'This run recorded no metrics, so there are no curves.'));
+  const made = (folded) => {
+    const found = charts.filter((each) => each.folded === folded);
+    return h('div.charts', found.map(({ title, names, note, log }) => chart(runs, title, names, note, log)));
+  };
+  const others = made(true);
+  const count = others.childElementCount;
+  const more = h('details.more', { ontoggle: drawVisible }, h('summary', `Other metrics (${count})`), others);
   const bar = h('div.controls');
-  const page = h('div.page.wide', bar, h('div.charts', charts), rest.length > 0 && more);
+  const page = h('div.page.wide', bar, made(false), count > 0 && more);
   page.shown = () => {
     refill(bar, curveControls(runs, bar));
     const named = ({ dataset }) => dataset.metrics.split(' ').some((name) => name.startsWith(state.chart));

@@ -118,15 +118,13 @@ function productBars(answer, t) {
 
 function derivation(group, i, t) {
   const answer = group.answers[i];
-  const place = onlyText() ? ` answer #${i + 1} ` : ` token ${t + 1} of answer #${i + 1} `;
-  const head = [
-    h('h3', 'How the credit was computed'),
-    h('p.place', h('code.token-name', brief(answer.tokens[t]).slice(0, 200)), place, outcome(answer)),
-  ];
+  const token = h('code.token-name', brief(answer.tokens[t]).slice(0, 200));
+  const place = h('p.place', token, ` token ${t + 1} of answer #${i + 1} `, outcome(answer));
+  const head = [h('h3', 'How the credit was computed'), place];
   const sorry = (text) => [head, h('p.quiet', text), signalTable(answer, t)];
   if (!answer.live[t])
     return sorry('This token does not train: the policy did not sample it (tool output, for example).');
-  const method = methodOf(group);
+  const { method } = group;
   const shown = method || 'GTPO';
   if (shown !== 'GRPO' && !hasEntropy(group))
     return sorry('No entropy was recorded, so the weighting cannot be reproduced.');

@@ -25,11 +25,8 @@ const s = (name, ...parts) => create('http://www.w3.org/2000/svg', name, parts);
 const byId = (id) => document.getElementById(id);
 const refill = (element, ...children) => element.replaceChildren(...shownParts(children));
 
-/** Until the page has painted what was changed. */
-const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
-
-/** Work done in advance where the browser can say that the page is idle. */
-const whenIdle = (work) => window.requestIdleCallback?.(work);
+/** Until the browser has nothing else to do, where it can tell, or for a tenth of a second. */
+const idle = () => new Promise((done) => (window.requestIdleCallback || setTimeout)(done, { timeout: 100 }));
 
 const plural = (n, word) => `${whole(n)} ${word}${n === 1 ? '' : 's'}`;
 const grouped = new Intl.NumberFormat('en-US'); // made once: toLocaleString makes one per call

@@ -19,30 +19,36 @@ function figure(title, note, rows, draw, { names = '', tools, above, key, look =
   return Object.assign(frame, { redraw, waits: () => frame.drawn !== look() });
 }
 
-const figures = () => [...document.querySelectorAll('main > section:not([hidden]) figure')];
+const figures = () => [...document.querySelectorAll('main > section:not([hidden]) :is(figure, .answer, .row)')];
 
-/** Draw the figures in sight: the first ones at once, the others after the page has been painted. */
+/** Draw what is in sight: the first ones at once, others after the page has been painted; then all `later` ones. */
 async function drawVisible() {
   const end = performance.now() + SLICE;
-  const waiting = figures().filter((frame) => {
-    if (!frame.waits()) return false;
+  const all = figures().filter((frame) => frame.waits());
+  const seen = all.filter((frame) => {
     const { top, bottom, width } = frame.getBoundingClientRect(); // all are measured before one is drawn
     const inSight = width && bottom > 0 && top < window.innerHeight;
-    if (inSight) frame.inner = frame.querySelector('.plot').clientWidth;
+    if (inSight) frame.inner = frame.querySelector('.plot')?.clientWidth;
     return inSight;
   });
+  const later = all.filter((frame) => frame.later && !seen.includes(frame));
+  const waiting = seen.length ? seen : later;
   do await waiting.shift()?.redraw(); // uPlot draws in a microtask
   while (waiting.length && performance.now() < end);
+  if (waiting.length || later.length) drawSoon();
+}
+
+async function drawSoon() {
   const main = byId('content');
-  if (!waiting.length || main.ariaBusy === 'true') return;
+  if (main.ariaBusy === 'true') return;
   main.ariaBusy = 'true';
-  await painted();
+  await idle();
   main.ariaBusy = 'false';
   drawVisible();
 }
 
-window.addEventListener('scroll', drawVisible, { passive: true });
-window.addEventListener('resize', drawVisible);
+window.addEventListener('scroll', drawSoon, { passive: true });
+window.addEventListener('resize', drawSoon);
 window.addEventListener('beforeprint', () => {
   for (const frame of figures()) if (frame.waits() && frame.offsetParent) frame.redraw();
 });

@@ -9,17 +9,15 @@ async function openGroup(place) {
   if (view.place !== place) return;
   view.group = group;
   if (other) view.column = 0;
-  if (!available(group).includes(state.signal)) state.signal = available(group)[0] || 'advantage';
   const [i, t] = state.token.split('.').map((k) => Number(k) - 1);
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
   else markCurrent();
-  if (other || view.look !== look()) await showGroup();
-  else markPinned();
+  if (view.drawn !== groupLook()) await showGroup(true);
+  else markPinned(true);
   tell(view.pinned);
-  if (view.pinned) view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'center', inline: 'center' });
   remember();
-  whenIdle(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
+  idle().then(() => groupAt((neighbour(1) || place).n)); // unpacked in advance
 }
 
 /** The prompt by turns; system turns and the raw text with its markup are folded. */
@@ -66,12 +64,12 @@ function groupControls(group) {
     const look = { 'aria-pressed': String(mode === state.mode), 'data-mode': mode };
     return h('button', { ...look, onclick: () => setting('mode', showGroup)(mode) }, MODES[mode][0]);
   };
-  const options = (label, name, values) => choice(label, values, state[name], setting(name, showGroup));
+  const options = (label, name, values, value = state[name]) => choice(label, values, value, setting(name, showGroup));
   const signals = available(group).map((name) => [name, SIGNALS[name].label]);
   return h('div.controls', { id: 'group-controls' },
     h('div.segments', { role: 'group', 'aria-label': 'View' }, modes().map(button)),
     state.mode !== 'methods' && [
-      options('Colour', 'signal', signals),
+      options('Colour', 'signal', signals, chosenSignal(group)),
       h('details.more-controls',
         remembered('more'),
         h('summary', 'More'),
@@ -86,11 +84,11 @@ function groupControls(group) {
 const MODES = {
   text: ['Answers', answersView],
   columns: ['Columns', columnsView],
-  methods: ['Compare', compareView],
-  same: ['Same prompt', sameView],
-};
+  methods: ['Compare', answersView, () => rulesOf(view.group).length > 1],
+  same: ['Same prompt', sameView, () => sameGroups().length > 1],
+}; // name, how it is drawn, whether the open group has it
 
-const modes = () => Object.keys(MODES).filter((mode) => mode !== 'same' || sameGroups().length > 1);
+const modes = () => Object.keys(MODES).filter((mode) => MODES[mode][2]?.() ?? true);
 
 /** Every group of the page with the prompt of the open one, by run and step. */
 const sameGroups = () => view.all.filter((g) => g.head.same === view.place.head.same);
@@ -101,7 +99,7 @@ async function sameView() {
   const loaded = await Promise.all(places.slice(0, 6).map(({ n }) => groupAt(n)));
   const columns = loaded.map((group, k) => {
     const { r, head } = places[k];
-    const cards = answerCards(group, scaleOf(group));
+    const cards = answerCards(group);
     for (const card of cards) card.removeAttribute('data-i'); // tokens of other groups have no derivation here
     const title = `step ${whole(group.step)}, group ${group.group}${ofRun(r)}`;
     return h('section.same-column',
@@ -118,26 +116,30 @@ async function sameView() {
 }
 
 /** What the drawn group depends on, and the table of groups. */
-const look = () => ['mode', 'signal', 'only', 'sort', 'q', 'rule', 'than'].map((name) => state[name]).join();
+const groupLook = () => [view.place.n, cardLook(), state.only, state.sort].join();
 const tableLook = (of = state) => ['with', 'in', 'by', 'q'].map((name) => of[name]).join();
 
-async function showGroup() {
+async function showGroup(scrolls) {
   const { group, parts } = view;
   if (!group) return;
-  if (state.mode === 'same' && sameGroups().length < 2) state.mode = 'text';
+  if (!modes().includes(state.mode)) state.mode = 'text';
+  const isCompared = state.mode === 'methods';
+  if (isCompared) takeDifference(group);
   view.scale = scaleOf(group);
-  let body = (MODES[state.mode] || MODES.text)[1](group);
+  let body = MODES[state.mode][1](group);
   if (body instanceof Promise) body = await body;
   if (view.group !== group) return;
   const inside = parts.group.querySelector('.scroll-x')?.scrollLeft || 0;
   parts.page.classList.toggle('compares', state.mode === 'same');
-  const { label, note } = SIGNALS[state.signal];
-  const scale = state.mode !== 'methods' && legend(view.scale, `${label}: ${note}`, view.place.head);
-  refill(parts.group, groupHeading(group), groupControls(group), scale, body);
-  const scroll = parts.group.querySelector('.scroll-x');
-  if (scroll && inside) scroll.scrollLeft = inside;
-  view.look = look();
-  markPinned();
+  const { label, note } = SIGNALS[chosenSignal(group)];
+  const scale = isCompared ? compareControls(group) : legend(view.scale, `${label}: ${note}`, view.place.head);
+  refill(parts.about, groupHeading(group), groupControls(group), scale);
+  if (parts.body.firstChild !== body) refill(parts.body, body);
+  const wide = parts.group.querySelector('.scroll-x');
+  if (wide && inside) wide.scrollLeft = inside;
+  view.drawn = groupLook();
+  markPinned(scrolls);
+  drawVisible(); // of what is now in sight
 }
 
 function groups(report) {
@@ -146,15 +148,16 @@ function groups(report) {
   const parts = (view.parts = {
     list: h('div.group-list'),
     count: h('summary'),
-    group: h('div.group'),
+    about: h('div'),
+    body: h('div'),
     panel: h('aside.panel', { 'aria-label': 'How the credit was computed' }),
   });
+  parts.group = h('div.group', parts.about, parts.body);
   const page = (parts.page = h('div.groups', picker(report), parts.group, parts.panel));
   watchTokens(parts);
   tell(null);
   page.shown = () => {
-    if (page.dataset.listed === tableLook()) return;
-    page.dataset.listed = tableLook();
+    if (parts.listed === tableLook()) return;
     parts.fillFilters();
     if (state.q && !view.hits) search(state.q);
     else groupList();

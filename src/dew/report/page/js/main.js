@@ -109,16 +109,16 @@ function drawViews() {
   const chosen = taskResults();
   const runs = chosen ? whole.runs.filter((run) => run.facts.data === chosen.task) : whole.runs;
   const report = { ...whole, ...chosen, runs };
-  Object.assign(view, { report, all: allGroups(runs), place: null, group: null, hits: null });
+  Object.assign(view, { report, all: allGroups(runs), place: null, group: null, drawn: '', hits: null });
   for (const frame of document.querySelectorAll('main figure')) frame.close?.();
   byId('tab-curves').hidden = !runs.some((run) => run.metrics.step);
   byId('tab-groups').hidden = byId('tab-credit').hidden = !view.all.length;
   nameTab(report);
   for (const name of Object.keys(VIEWS)) {
     sectionOf(name).replaceChildren();
-    whenIdle(() => make(name));
+    idle().then(() => make(name));
   }
-  window.dew = { report, view, advantages, settingsOf }; // for tests
+  window.dew = { report, view, advantages }; // for tests
 }
 
 let shownStamp = document.documentElement.dataset.live; // of the runs, if `dew view` serves this page

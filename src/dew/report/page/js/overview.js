@@ -40,18 +40,25 @@ function findings(report) {
   const nothing = report.runs.some((run) => run.metrics.step || run.groups.length)
     ? '✓ No alarms, and nothing unusual in the curves or in the recorded tokens.'
     : 'No metrics and no tokens were recorded, so there is nothing to check.';
-  const kinds = [...new Set(report.findings.map(({ kind }) => kind))];
-  const list = (kind) =>
-    [h('h3', KINDS[kind][1]), h('ul.findings', report.findings.filter((f) => f.kind === kind).map(finding))];
+  const found = report.findings.filter(({ ended }) => !ended);
+  const kinds = [...new Set(found.map(({ kind }) => kind))];
+  const list = (kind) => [h('h3', KINDS[kind][1]), h('ul.findings', found.filter((f) => f.kind === kind).map(finding))];
   return h('section', h('h2', 'Findings'), kinds.length ? kinds.map(list) : h('p.calm', nothing));
 }
+
+/** Why runs that are not complete no longer train. */
+const endings = ({ findings: all }) =>
+  all.some(({ ended }) => ended) && h('ul.findings.endings', all.filter(({ ended }) => ended).map(finding));
 
 /** A list of these runs, the chosen one in the state by its number from 1; with `every`, also all of them. */
 const chooseRun = (name, value, runs, redraw, every = []) =>
   choice('Run', every.concat(runs.map((r) => [String(r + 1), `${r + 1} ${runName(r)}`])), value, setting(name, redraw));
 
 /** A score or a share is shown in percent. */
-const shares = (name) => /@|_share$|^accuracy$|^clip\//.test(name);
+const shares = (name) => /@|_share$|^(accuracy|area|final)$|^clip\//.test(name);
+
+/** A difference as text: of shares in points. */
+const pointsOf = (name) => (v) => (shares(name) ? minus((100 * v).toFixed(1)) : short(v));
 
 /** One arm's values on the row's axis: hollow before, solid after, dots for single runs, a bar for an interval. */
 function valuePlot(arm, before, after, interval, [low, high]) {
@@ -95,7 +102,7 @@ function rowLine(row, arm, reach) {
   const [before, after] = [row.before, row.after].map((list) => known(arm.runs.map((r) => list[r])));
   if (!after.length && !before.length) return null;
   const show = shares(row.name) ? (x) => percent(x, 1) : number;
-  const points = (v) => (shares(row.name) ? minus((100 * v).toFixed(1)) : short(v));
+  const points = pointsOf(row.name);
   const range = (low, high) => ` [${points(low)}, ${points(high)}]`;
   const [r] = arm.runs;
   const interval = arm.runs.length === 1 && row.low[r] !== null && [row.low[r], row.high[r]];
@@ -114,7 +121,7 @@ function rowLine(row, arm, reach) {
     h('span.row-difference',
       difference && [
         h('b', signed(difference.value, points)),
-        `${range(difference.low, difference.high)} `,
+        `${shares(row.name) ? ' points' : ''}${range(difference.low, difference.high)} `,
         quiet(verdict),
       ],
     ),
@@ -123,17 +130,19 @@ function rowLine(row, arm, reach) {
 
 function rowCard(row) {
   const reach = reachOfAll(row.differences);
-  const lines = known(arms().map((arm) => rowLine(row, arm, reach)));
   const name = visible(row.name);
   const title = row.link.startsWith('#curves') ? h('a', { href: row.link }, name) : name;
   const show = shares(row.name) ? (v) => percent(v) : short;
   const axis = (...ends) => h('span.axis', ends.map((v) => h('span', v)));
-  const differs = reach > 1e-8 && axis(show(-reach), '0', `+${show(reach)}`);
-  return h('section.row', { 'data-metric': row.name, '--lines': lines.length },
-    h('h3', title, quiet(` ${visible(row.note)}`)),
-    lines,
-    h('div.row-line.row-axis', h('span', ' '), axis(...axisOf(row).map(show)), h('span.row-values', ' '), differs),
-  );
+  const differs = reach > 1e-8 && axis(pointsOf(row.name)(-reach), '0', `+${pointsOf(row.name)(reach)}`);
+  const card = h('section.row', { 'data-metric': row.name, '--lines': arms().length });
+  const redraw = () =>
+    refill(card,
+      h('h3', title, quiet(` ${visible(row.note)}`)),
+      arms().map((arm) => rowLine(row, arm, reach)),
+      h('div.row-line.row-axis', h('span', ' '), axis(...axisOf(row).map(show)), h('span.row-values', ' '), differs),
+    );
+  return Object.assign(card, { redraw, later: true, waits: () => !card.firstChild });
 }
 
 function rowsSection(report) {
@@ -237,18 +246,23 @@ function everyTask({ tasks }) {
   if (!tasks) return null;
   const found = tasks.map(({ rows }) => rows[0]?.differences || []);
   const reach = reachOfAll(found.flat());
-  const cell = (d) => d && h('span.cell', forest(d, reach), h('b', signed(d.value, short)));
-  const names = [...new Set(found.flat().map((d) => d.arm))];
-  const rows = names.map((name) => [visible(name), ...found.map((of) => cell(of.find((d) => d.arm === name)))]);
-  const title = `Differences from the baseline in ${tasks[0].rows[0]?.name}`;
+  const [{ name: score, note: about = '' } = {}] = tasks[0].rows;
+  const points = pointsOf(score);
+  const cut = ({ arm }) => arm.replace(/ @ [^@]*$/, ''); // a rule may have another learning rate in each task
+  const nameOf = found.every((of) => new Set(of.map(cut)).size === of.length) ? cut : ({ arm }) => arm;
+  const cell = (d) => d && h('span.cell', { title: visible(d.arm) }, forest(d, reach), h('b', signed(d.value, points)));
+  const names = [...new Set(found.flat().map(nameOf))];
+  const rows = names.map((name) => [visible(name), ...found.map((of) => cell(of.find((d) => nameOf(d) === name)))]);
+  const title = `Differences from ${visible(cut({ arm: found.flat()[0]?.baseline ?? 'the baseline' }))} in every task`;
   const all = table('facts', ['arm', ...tasks.map(({ task }) => visible(task))], rows);
-  const note = quiet(`All axes from −${short(reach)} to +${short(reach)}, 95% intervals; hollow: within noise.`);
-  return h('section', h('h2', title), note, region('div.scroll-x', title, all));
+  const note = `${visible(about.replace(/^.*?: /, ''))} (${score})${shares(score) ? ', in percentage points' : ''}`;
+  const axes = `all axes from ${points(-reach)} to +${points(reach)}, 95% intervals; hollow: within noise.`;
+  return h('section', h('h2', title), h('p.quiet', `${note}; ${axes}`), region('div.scroll-x', title, all));
 }
 
 function overview(report) {
   const made = `Made ${report.made} by dew ${report.dew}. This page is self-contained: it makes no network requests.`;
-  const sections = [main, findings, rowsSection, differing, facts].map((section) => section(report));
+  const sections = [endings, main, findings, rowsSection, differing, facts].map((section) => section(report));
   const page = h('div.page', heading(report), everyTask(view.whole), taskChoice(), sections, h('p.quiet', made));
   page.shown = () => {
     drawVisible();

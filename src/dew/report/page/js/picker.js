@@ -1,6 +1,7 @@
 // The table of groups: sorted, narrowed by run, outcome and text, walked through by keys.
 
-const FIRST_ROWS = 40; // further rows are added by scrolling
+const FIRST_ROWS = 45; // around the open group, more than are in sight; further rows are added by scrolling
+const NEAR_END = 150; // pixels
 
 const isMixed = ({ head }) => head.correct > 0 && head.correct < head.answers;
 const share = ({ head }) => head.correct / Math.max(1, head.answers);
@@ -73,17 +74,26 @@ function columnHead([key, label, , note]) {
 function groupList() {
   const found = listed();
   const { list, count } = view.parts;
+  view.parts.listed = tableLook();
   const open = ({ target }) => target.closest('a') || target.closest('tr')?.querySelector('a').click();
   const body = h('tbody', { onclick: open });
-  const grow = (to) => body.append(...found.slice(body.rows.length, to).map(groupRow));
-  grow(found.findIndex(({ n }) => n === view.place?.n) + FIRST_ROWS);
+  let from = Math.max(0, found.findIndex(({ n }) => n === view.place?.n) - 20);
+  let to = from;
+  const grow = () => body.append(...found.slice(to, (to += FIRST_ROWS)).map(groupRow));
+  grow();
   const heads = COLUMNS_OF_GROUPS.slice(manyRuns() ? 0 : 1).map(columnHead);
   refill(list,
     h('table.group-table', h('thead', h('tr', heads, h('th', { scope: 'col' }, 'prompt'))), body),
     !found.length && h('p.quiet', 'No matching groups.'),
   );
-  list.onscroll = () =>
-    list.scrollTop + 2 * list.clientHeight > list.scrollHeight && grow(body.rows.length + FIRST_ROWS);
+  list.onscroll = () => {
+    if (list.scrollTop + list.clientHeight + NEAR_END > list.scrollHeight) grow();
+    if (!from || list.scrollTop > NEAR_END) return;
+    const before = list.scrollHeight;
+    body.prepend(...found.slice(Math.max(0, from - FIRST_ROWS), from).map(groupRow));
+    from = Math.max(0, from - FIRST_ROWS);
+    list.scrollTop += list.scrollHeight - before;
+  };
   const some = `${whole(found.length)} of ${plural(view.all.length, 'group')}`;
   count.textContent = found.length === view.all.length ? `All groups (${whole(found.length)})` : some;
   markCurrent();
@@ -149,8 +159,10 @@ function picker({ runs }) {
     refill(filters, box,
       choice('With', outcomes, state.with, setting('with', groupList)),
       manyRuns() && chooseRun('in', state.in, [...runs.keys()], groupList, [['', 'all runs']]),
-      h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
-      h('button.small', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
+      h('span.buttons',
+        h('button.small', { onclick: () => turnGroup(-1), title: 'Previous group (k)' }, '‹ back'),
+        h('button.small', { onclick: () => turnGroup(1), title: 'Next group (j)' }, 'next ›'),
+      ),
     );
   };
   const some = runs.some(({ sample: { groups: n, of, files, files_of: all } }) => n < of || files < all);

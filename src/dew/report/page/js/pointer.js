@@ -15,30 +15,35 @@ function tell(place) {
   else refill(panel, h('h3', 'How the credit was computed'), h('p.quiet', hint));
 }
 
-function markPinned() {
+/** Mark the kept token, and scroll until it is in sight. */
+function markPinned(scrolls = false) {
   for (const old of view.parts.group.querySelectorAll('.pinned')) old.classList.remove('pinned');
   if (!view.pinned) return;
-  const place = `[data-i="${foldedInto(view.pinned.i)}"] .t[data-t="${view.pinned.t}"]`;
-  for (const token of view.parts.group.querySelectorAll(place)) token.classList.add('pinned');
+  const { i, t } = view.pinned;
+  cardOf(i)?.reach(t);
+  const place = `[data-i="${cardOf(i)?.places[0] ?? i}"] .t[data-t="${t}"]`;
+  const tokens = view.parts.group.querySelectorAll(place);
+  for (const token of tokens) token.classList.add('pinned');
+  if (scrolls) tokens[0]?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
 }
 
-/** The answer under which answer i is shown: identical ones share a card. */
-const foldedInto = (i) => folded(view.group).find((places) => places.includes(i))?.[0] ?? i;
+/** The card that shows answer i: identical answers share one. */
+const cardOf = (i) => [...view.parts.body.querySelectorAll('.answer[data-i]')].find(({ places }) => places.includes(i));
 
 function pin(place) {
   if (place && !view.group.answers[place.i]?.tokens.length) return;
   view.pinned = place;
   set({ token: place ? `${place.i + 1}.${place.t + 1}` : '' });
-  markPinned();
   tell(place);
-  view.parts.group.querySelector('.pinned')?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+  markPinned(true);
 }
 
 /** Move the kept token along its answer (dt) or to another answer at the same position (di). */
 function movePin(dt, di) {
   const { group, pinned } = view;
   const order = folded(group).map(([i]) => i);
-  const i = order[Math.min(order.length - 1, Math.max(0, order.indexOf(foldedInto(pinned.i)) + di))] ?? pinned.i;
+  const at = order.indexOf(cardOf(pinned.i)?.places[0] ?? pinned.i) + di;
+  const i = order[Math.min(order.length - 1, Math.max(0, at))] ?? pinned.i;
   pin({ i, t: Math.min(group.answers[i].tokens.length - 1, Math.max(0, pinned.t + dt)) });
 }
 

@@ -13,18 +13,12 @@ const cell = (value) => {
   return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
 };
 
-const STYLES = 'fill stroke stroke-width stroke-dasharray fill-opacity opacity font-size font-family'.split(' ');
-
-/** An image of an SVG with the styles that it has on the page. */
+/** An image of an SVG with the style sheet of the page. */
 async function svgImage(svg, width, height) {
   const copy = svg.cloneNode(true);
-  const from = [svg, ...svg.querySelectorAll('*')];
-  [copy, ...copy.querySelectorAll('*')].forEach((element, k) => {
-    const style = getComputedStyle(from[k]);
-    for (const name of STYLES) element.setAttribute(name, style.getPropertyValue(name));
-  });
-  copy.setAttribute('width', width);
-  copy.setAttribute('height', height);
+  const look = { width, height, 'data-theme': isDark() ? 'dark' : 'light', 'font-family': 'system-ui, sans-serif' };
+  for (const [name, value] of Object.entries(look)) copy.setAttribute(name, value);
+  copy.prepend(s('style', document.querySelector('style').textContent));
   const image = new Image();
   image.src = `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
   await image.decode();

@@ -11,9 +11,10 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 
 const hasSeeds = () => arms().some((arm) => arm.runs.length > 1);
 const isMerged = () => (state.seeds || (hasSeeds() ? 'mean' : 'each')) === 'mean';
-/** Whether curves are differences from the run of the baseline with the same seed: by default in a study. */
+/** Whether curves are differences from the run of the baseline with the same seed: by default in a study's Curves. */
 const isStudy = () => view.report.runs[0].facts.arm && hasSeeds();
-const isDifference = () => arms().length > 1 && (state.as || (isStudy() ? 'differences' : 'values')) === 'differences';
+const isDifference = () =>
+  viewName === 'curves' && arms().length > 1 && (state.as || (isStudy() ? 'differences' : 'values')) === 'differences';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
 
 /** What has a line of its own: arms if their seeds are averaged, else runs. Each is a list of runs. */
@@ -67,9 +68,10 @@ function lineOf(rows, length, amount) {
 /** All lines of one chart on a common axis of steps: those of `lineOf` with {label, members, colour, shape, dash}. */
 function linesOf(runs, names) {
   const hidden = hiddenRuns();
-  const steps = [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b);
+  const steps = (runs.steps ||= [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b));
   const place = new Map(steps.map((step, i) => [step, i]));
   const aligned = ({ metrics }, name) => {
+    if (metrics.step.length === steps.length) return metrics[name];
     const out = Array(steps.length).fill(null);
     metrics[name].forEach((v, i) => (out[place.get(metrics.step[i])] = v));
     return out;

@@ -87,7 +87,7 @@ function histogram(query, title, data, note, signal) {
       [across(y(0), 'grid'), below(short(low), short(high)), correct.map(bin)],
     ],
     csv: () => [['from', 'to', ...SIDES], ...correct.map((v, k) => [edges[k], edges[k + 1], v, wrong[k]])],
-    key: SIDES.map((side) => sideKey(side, `, mean ${number(data[`mean_${side}`])}`)),
+    key: SIDES.map((side) => isKnown(data[`mean_${side}`]) && sideKey(side, `, mean ${number(data[`mean_${side}`])}`)),
   });
 }
 
@@ -143,7 +143,7 @@ function spreadOf(run, r) {
   const groups = plural(run.groups.length, 'group');
   const over = `Over the ${whole(credit.tokens)} trained tokens of the ${groups} in this page.`;
   return [
-    credit.blame &&
+    credit.blame && credit.words && // else credit is uniform
       h('p',
         `In wrong answers ${parts(credit.blame)} of the blame fall before, at and after the first token that differs `,
         `from the nearest correct answer; spread evenly, as by GRPO, it would be ${parts(credit.blame_even)}.`,

@@ -6,8 +6,8 @@ const view = {
   all: [], // every group of the page
   place: null, // the open one: {run, r, head, n}
   group: null, // and its content
+  drawn: '', // the settings that it is drawn with
   scale: null, // the colours of its signal
-  look: '', // the settings that it is drawn with
   column: 0, // first position of the column view
   what: null, // settings of the first rule that were changed where rules are compared
   pinned: null, // the token that was clicked, and the last one under the pointer
@@ -18,7 +18,7 @@ const view = {
 
 const DEFAULTS = {
   mode: 'text', // or columns, methods, same
-  signal: 'relative',
+  signal: '', // what colours the tokens; empty: relative, or entropy where credit is uniform
   only: 'all', // which answers, in which order
   sort: 'given',
   more: '', // yes: further controls are unfolded

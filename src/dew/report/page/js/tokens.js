@@ -76,7 +76,7 @@ async function visitTokens(places, visit, pause) {
 function creditBins(found) {
   const sides = { correct: [], wrong: [] };
   for (const { group, i, t } of found) {
-    const { advantage, correct } = group.answers[i];
+    const { correct, advantage } = group.answers[i];
     if (isKnown(advantage?.[t])) sides[correct ? 'correct' : 'wrong'].push(advantage[t]);
   }
   const all = [...sides.correct, ...sides.wrong];
@@ -140,7 +140,7 @@ async function openTokens(query) {
   const pause = async (searched) => {
     if (!body.firstChild) grow();
     count.textContent = `Searching … ${searched} of ${plural(places.length, 'group')}`;
-    await painted();
+    await idle();
     return list.isConnected; // else closed, or another list is open
   };
   if (!(await visitTokens(places, visit, pause))) return;

@@ -19,17 +19,16 @@ function groupAt(n) {
 }
 
 /** One number stands for a list of equal ones. */
+const perToken = (values, tokens) => (Array.isArray(values) ? values : Array(tokens.length).fill(values));
+
 function widen(group) {
   for (const answer of group.answers) {
-    const length = answer.tokens.length;
-    for (const name of Object.keys(SIGNALS)) {
-      if (name in answer && !Array.isArray(answer[name])) answer[name] = Array(length).fill(answer[name]);
-    }
+    for (const name of Object.keys(SIGNALS)) if (name in answer) answer[name] = perToken(answer[name], answer.tokens);
     if (!answer.shaped?.some((v) => v)) delete answer.shaped; // of a rule that shapes none
     const { advantage, grpo: even } = answer;
     const relative = (v, t) => (even[t] && isKnown(v) ? v / Math.abs(even[t]) : null);
     if (advantage && even) answer.relative = advantage.map(relative);
-    answer.live = answer.live ? answer.live.map(Boolean) : Array(length).fill(true);
+    answer.live = answer.live ? answer.live.map(Boolean) : perToken(true, answer.tokens);
   }
   group.credited = group.answers.some((answer) => answer.advantage?.some((v) => v));
   return group;
@@ -38,5 +37,5 @@ function widen(group) {
 /** Unpack all groups while the page is idle, for whoever is about to search them. */
 function unpackAll(n = 0) {
   while (unpacked.has(n)) n++;
-  if (n + 1 < lines.length) whenIdle(() => groupAt(n).then(() => unpackAll(n + 1)));
+  if (n + 1 < lines.length) idle().then(() => groupAt(n)).then(() => unpackAll(n + 1));
 }

@@ -31,6 +31,7 @@ const marked = (text) => text.split(searched()).map((part, k) => (k % 2 ? h('mar
 
 /** A test for the tokens that the words of the search touch. */
 function tokensFound(tokens) {
+  if (!state.q.trim()) return () => false;
   const hits = [...tokens.join('').matchAll(searched())];
   let to = 0;
   const touched = tokens.map((token) => {
@@ -45,4 +46,4 @@ function tokensFound(tokens) {
 const brief = (text) => visible(text).replace(/\n/g, '⏎').replace(/\t/g, '⇥').replace(/ /g, '·') || '∅';
 
 /** A token in running text: a line break shows its sign and still breaks the line. */
-const running = (text) => visible(text).replace(/\n/g, '⏎\n');
+const running = (text) => (/^[ -~]+$/.test(text) ? text : visible(text).replace(/\n/g, '⏎\n') || '∅');

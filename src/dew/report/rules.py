@@ -1,0 +1,136 @@
+"""The credit that other rules give the recorded groups, for the page's comparison of two rules.
+
+The page itself computes GRPO, GRPO-S and GTPO, whose numbers it shows step by step. The credit of every other rule is
+computed here, by the rule, with the recorded groups of a step as the batch.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dew.errors import DewError
+from dew.run.records import GroupRecord, Json
+
+if TYPE_CHECKING:
+    from dew.algorithms import Algorithm
+    from dew.rollouts import Rollouts
+
+METHODS = {"gtpo": "GTPO", "dew": "GTPO", "grpos": "GRPO-S", "grpo": "GRPO", "dapo": "GRPO"}
+PLAIN: dict[str, tuple[Any, ...]] = {
+    "compare": ("column", "row", "matrix", "turn"), "value": ("entropy",), "shrink": (0,), "cap": (0,), "least": (1,),
+    "scope": ("group",), "credit": ("grpo",), "placebo": (False,),
+}  # fmt: skip
+"""The settings that the page's formulas can have; a group's record may lack any of them."""
+DIGITS = 3
+
+Batch = list[tuple[int, GroupRecord]]
+"""Groups of one step, each with its number."""
+Values = list[float | list[float]]
+"""For each answer of a group one number, or one per token where they differ."""
+
+
+def method_of(name: str | None, settings: Mapping[str, Any]) -> str | None:
+    """The formula of the page that computes this rule; None if it has none."""
+    plain = all(settings.get(key) is None or settings[key] in known for key, known in PLAIN.items())
+    return METHODS.get("".join(filter(str.isalpha, str(name).lower()))) if plain else None
+
+
+def credit_by_rule(
+    runs: Sequence[Sequence[GroupRecord]], given: Sequence[str] = ()
+) -> tuple[list[Json], dict[int, dict[int, Values]]]:
+    """The rules that can be compared, {label, method, settings}, and the credit of those without a method.
+
+    They are the registered rules, those of the groups, and those `given` (`gtpo(alpha2=0.5)`, `rules.py:Mine`); rules
+    with the same credit in all groups are one. Credit is by the number of the group, over all runs, and of the rule.
+    """
+    numbered = enumerate(group for groups in runs for group in groups)
+    batches = [batch for groups in runs for batch in _batches([next(numbered) for _ in groups])]
+    rules = _rules([group for _, batch in batches for _, group in batch], given) if batches else {}
+    found: dict[str, Json] = {}
+    by_group: dict[int, dict[int, Values]] = {}
+    for label, rule in rules.items():
+        method, credit = method_of(rule.name, asdict(rule)), {}
+        if method in (None, "GRPO"):
+            credit = dict(pair for rollouts, batch in batches for pair in _credit(rule, rollouts, batch))
+        key = json.dumps(credit) if credit else label
+        if key in found:
+            found[key]["label"] += f", {label}"
+        elif method or credit:
+            for n, values in credit.items() if method is None else ():
+                by_group.setdefault(n, {})[len(found)] = values
+            found[key] = {"label": label, "method": method, "settings": asdict(rule)}
+    return list(found.values()), by_group
+
+
+def _rules(groups: Sequence[GroupRecord], given: Sequence[str]) -> "dict[str, Algorithm]":
+    """By label. A record is only data: the rule that it names is one of the registered ones, and never imported."""
+    from dew.algorithms import Algorithm, algorithm_classes, get_algorithm, parse_algorithm
+
+    classes = algorithm_classes()
+    found = list(map(get_algorithm, classes))
+    own = {json.dumps([g.algorithm, dict(g.settings)], sort_keys=True, default=str): g for g in groups}
+    for group in own.values():
+        if cls := classes.get(str(group.algorithm)):
+            known = {f.name for f in fields(cls)}
+            with suppress(DewError, TypeError):
+                found.append(get_algorithm(cls.name, **{k: v for k, v in group.settings.items() if k in known}))
+    found += map(parse_algorithm, given)
+    # The loss of some changes their credit, by the policy that is being trained.
+    fits = [a for a in found if type(a).loss is Algorithm.loss and not (a.engine_loss or a.penalises)]
+    return {a.label: replace(a, overlong="none") for a in fits}  # that penalty is in the records' `extra`
+
+
+def _batches(groups: Batch) -> "Iterator[tuple[Rollouts, Batch]]":
+    usable = [(n, g) for n, g in groups if g.size and all(np.isfinite(a.reward + a.extra) for a in g.answers)]
+    for _, same in groupby(usable, key=lambda pair: pair[1].step):
+        batch = list(same)
+        yield _rollouts([group for _, group in batch]), batch
+
+
+def _rollouts(groups: Sequence[GroupRecord]) -> "Rollouts":
+    import torch
+
+    from dew.rollouts import PADDING, Rollouts
+
+    rows = [(p, j, answer) for p, group in enumerate(groups) for j, answer in enumerate(group.answers)]
+    shape = len(groups), max(len(g.answers) for g in groups), max(len(answer.tokens) for *_, answer in rows)
+    by_token = {name: np.zeros(shape) for name in ("mask", "entropy", "logp", "tokens")}
+    by_answer = {"reward": np.zeros(shape[:2]), "extra": np.zeros(shape[:2]), "rows": np.full(shape[:2], PADDING)}
+    ids: dict[str, int] = {}
+    for row, (p, j, answer) in enumerate(rows):
+        tokens = [ids.setdefault(token, len(ids)) for token in answer.tokens]
+        live = True if answer.live is None else answer.live
+        signals: Json = {"mask": live, "entropy": answer.entropy, "logp": answer.logp, "tokens": tokens}
+        for name, values in signals.items():
+            by_token[name][p, j, : len(tokens)] = np.nan if values is None else values
+        for name, value in (("reward", answer.reward), ("extra", answer.extra), ("rows", row)):
+            by_answer[name][p, j] = value
+    mask = by_token.pop("mask") > 0
+    recorded = {name: torch.from_numpy(x) for name, x in by_token.items() if np.isfinite(x[mask]).all()}
+    recorded |= {name: torch.from_numpy(x) for name, x in by_answer.items()}
+    return Rollouts(**recorded | {"mask": torch.from_numpy(mask), "tokens": recorded["tokens"].long()})
+
+
+def _credit(rule: "Algorithm", rollouts: "Rollouts", batch: Batch) -> Iterator[tuple[int, Values]]:
+    """The credit of each group of a batch; nothing where they lack what the rule reads."""
+    from dew.algorithms.credit import advantages_of
+
+    if rule.needs_entropy == "current" or any(getattr(rollouts, name) is None for name in rule.signals):
+        return
+    exact, mask = advantages_of(rule, rollouts).numpy(), rollouts.mask.numpy()
+    size = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.abs(np.where(exact == 0, 1.0, exact)))))
+    credit = np.nan_to_num(np.round(exact * size) / size)
+    low, high = np.where(mask, credit, np.inf).min(-1), np.where(mask, credit, -np.inf).max(-1)
+    for p, (n, group) in enumerate(batch):
+        yield (
+            n,
+            [
+                float(low[p, j]) if low[p, j] == high[p, j] else credit[p, j, : len(answer.tokens)].tolist()
+                for j, answer in enumerate(group.answers)
+            ],
+        )
