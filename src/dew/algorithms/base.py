@@ -44,90 +44,63 @@ class Algorithm:
 
     name: ClassVar[str]
     """Its name for `get_algorithm` and in configuration files."""
-
     needs_entropy: ClassVar[Whose] = "no"
     """Whose entropy it reads: nobody's, the sampling policy's, or the one being trained."""
-
     needs_logp: ClassVar[bool] = False
     """Whether its credit reads the sampling policy's log-probabilities."""
-
     needs_sum_sq: ClassVar[bool] = False
     """Whether its credit reads Σ_v π(v)² of the sampling policy."""
-
     needs_tokens: ClassVar[bool] = False
     """Whether its credit reads the ids of the tokens."""
-
     penalises: ClassVar[bool] = False
     """Whether `penalties` gives its loss a penalty on single tokens."""
-
     ratio: ClassVar[Ratio] = "token"
     reduce: ClassVar[Reduce] = "tokens"
-
     scale: ClassVar[bool] = True
     """Whether advantages are divided by the standard deviation of the rewards."""
-
     fixed_divisor: ClassVar[bool] = False
     """Whether `divisor` is a constant per answer (the generation budget) instead of the number of live tokens."""
-
     replaces: ClassVar[tuple[str, ...]] = ()
     """Loss settings of other trainers that ask for what this algorithm does, e.g. TRL's `top_entropy_quantile` or
     `loss_type=dr_grpo`. Not inherited."""
-
     engine_loss: ClassVar[bool] = False
     """Whether advantages and loss are the engine's own, with all of its settings, instead of `advantages` and `loss`,
     which then only describe them for records and metrics."""
-
     paper: ClassVar[Mapping[str, str] | None] = None
     """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
-
     verl_estimator: ClassVar[str | None] = None
     """verl's own advantage estimator, where it and verl's own loss train exactly this algorithm. It holds for the class
     that sets it and not for subclasses, which may change the algorithm."""
-
     threshold: float = 0.5
     """An answer is correct (O⁺) if its outcome reward is above this."""
-
     clip_low: float = 0.2
     """ε_low: below a ratio of 1 − ε_low, tokens of wrong answers get no gradient."""
-
     clip_high: float = 0.28
     """ε_high: above a ratio of 1 + ε_high, tokens of correct answers get no gradient."""
-
     surrogate: Surrogate = "clip"
     """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient),
     "sapo" (a soft gate, without clip_low and clip_high), "geo_mean" (the geometric mean of clipped token ratios), or
     "dppo_tv" and "dppo_kl" (drop tokens whose probability has moved by more than clip_low or clip_high)."""
-
     tau_pos: float = 1.0
     """SAPO: temperature of the gate where the advantage is positive."""
-
     tau_neg: float = 1.05
     """SAPO: temperature of the gate elsewhere; a larger one fades tokens out sooner."""
-
     kl_coef: float = 0.0
     """β of the KL term towards a reference policy. 0 disables it."""
-
     dynamic_sampling: bool = False
     """Replace groups that are all correct or all wrong by further prompts, until the batch is full."""
-
     max_rounds: int = 4
     """Maximum rounds of dynamic sampling; after that, training uses the groups found so far."""
-
     oversample: float = 1.0
     """Batches of prompts per round of dynamic sampling. 2 or 3 save rounds and need that much more memory."""
-
     overlong: Literal["none", "soft", "group"] = "none"
     """Length penalty: "soft" as in DAPO (needs max_tokens and overlong_buffer), "group" relative to the group."""
-
     max_tokens: int | None = None
     """The generation budget, in tokens. Soft overlong and Dr. GRPO need it; engines fill it in."""
-
     overlong_buffer: int | None = None
     """Soft overlong: the number of tokens before max_tokens over which the penalty grows to −1."""
-
     overlong_gamma: float = 0.75
     """Group overlong: a group is easy if at least this share of its answers is correct."""
-
     placebo: bool = False
     """Permute the credit of the tokens within each answer: the same weights on the wrong tokens, to compare with."""
 

@@ -38,18 +38,14 @@ class GRPO(Algorithm):
     verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "sequences"
     replaces: ClassVar[tuple[str, ...]] = ("loss_type=grpo",)
-
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
-
     credit: GroupCredit = "grpo"
     """How the rewards of a group become advantages: relative to their mean and std ("grpo"), divided by the mean
     outcome ("maxrl"), relative to a quantile ("qae"), ±1 with a weight ("w_reinforce"), or normalised over the batch
     ("reinforce_pp")."""
-
     quantile: float = 0.4
     """QAE: the quantile that is the baseline."""
-
     positive: float = 0.1
     """W-REINFORCE: the weight of correct answers; wrong ones have −1."""
 
@@ -90,10 +86,8 @@ class DAPO(GRPO):
 
     name: ClassVar[str] = "dapo"
     reduce: ClassVar[Reduce] = "tokens"
-
     clip_high: float = 0.28
     """Clip-higher: lets unlikely tokens of correct answers grow."""
-
     dynamic_sampling: bool = True
     """Part of DAPO: groups without signal are replaced by new prompts."""
 
@@ -123,10 +117,8 @@ class GSPO(GRPO):
     replaces: ClassVar[tuple[str, ...]] = ("importance_sampling_level=sequence",)
     verl_estimator: ClassVar[str | None] = "grpo"
     ratio: ClassVar[Ratio] = "sequence_geometric"
-
     clip_low: float = 3e-4
     """A sequence's ratio moves far less than a token's."""
-
     clip_high: float = 4e-4
     """A sequence's ratio moves far less than a token's."""
 
@@ -136,7 +128,6 @@ class MaxRL(DAPO):
     """Advantage divided by the mean reward, so that hard problems count more. arXiv:2602.02710."""
 
     name: ClassVar[str] = "maxrl"
-
     credit: GroupCredit = "maxrl"
     """Part of MaxRL."""
 
@@ -146,7 +137,6 @@ class QAE(DAPO):
     """DAPO with a quantile of the group as baseline. arXiv:2509.22611."""
 
     name: ClassVar[str] = "qae"
-
     credit: GroupCredit = "qae"
     """Part of QAE."""
 
@@ -156,10 +146,8 @@ class WReinforce(DAPO):
     """−1 for wrong answers and a small weight for correct ones, without a baseline. arXiv:2506.01347."""
 
     name: ClassVar[str] = "w_reinforce"
-
     credit: GroupCredit = "w_reinforce"
     """Part of W-REINFORCE."""
-
     dynamic_sampling: bool = False
     """Groups of one outcome train too: nothing is compared."""
 
@@ -169,13 +157,10 @@ class ReinforcePP(DAPO):
     """Advantages normalised over the whole batch instead of the group (with baseline). arXiv:2501.03262."""
 
     name: ClassVar[str] = "reinforce_pp"
-
     credit: GroupCredit = "reinforce_pp"
     """Part of REINFORCE++."""
-
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
-
     dynamic_sampling: bool = False
     """Not part of REINFORCE++."""
 
@@ -186,13 +171,10 @@ class CISPO(DAPO):
 
     name: ClassVar[str] = "cispo"
     replaces: ClassVar[tuple[str, ...]] = ("loss_type=cispo",)
-
     surrogate: Surrogate = "cispo"
     """Part of CISPO."""
-
     clip_low: float = 1.0
     """No lower bound on the ratio."""
-
     clip_high: float = 4.0
     """The ratio is at most 5."""
 
@@ -203,7 +185,6 @@ class SAPO(GRPO):
 
     name: ClassVar[str] = "sapo"
     replaces: ClassVar[tuple[str, ...]] = ("loss_type=sapo",)
-
     surrogate: Surrogate = "sapo"
     """Part of SAPO."""
 
@@ -213,13 +194,10 @@ class GMPO(GRPO):
     """The geometric mean of an answer's clipped token ratios. arXiv:2507.20673."""
 
     name: ClassVar[str] = "gmpo"
-
     surrogate: Surrogate = "geo_mean"
     """Part of GMPO."""
-
     clip_low: float = 0.4
     """A token's log-ratio is at least −0.4."""
-
     clip_high: float = 0.4
     """A token's log-ratio is at most 0.4."""
 
@@ -229,13 +207,10 @@ class DPPO(DrGRPO):
     """Dr. GRPO that drops tokens by how far their probability has moved, instead of its ratio. arXiv:2602.04879."""
 
     name: ClassVar[str] = "dppo"
-
     surrogate: Surrogate = "dppo_tv"
     """Part of DPPO; with "dppo_kl" the authors set clip_low and clip_high to 0.05."""
-
     clip_low: float = 0.15
     """The probability of a token falls by at most this."""
-
     clip_high: float = 0.15
     """The probability of a token rises by at most this."""
 
@@ -247,16 +222,12 @@ class GEPO(GRPO):
 
     name: ClassVar[str] = "gepo"
     needs_logp: ClassVar[bool] = True
-
     low_weight: float = 0.5
     """Weight of positive advantages in groups of low entropy."""
-
     high_weight: float = 0.2
     """Weight of negative advantages in groups of high entropy."""
-
     low_band: float = 0.2
     """An entropy is low if it is more than this many standard deviations below the mean of the batch's groups ..."""
-
     high_band: float = 0.3
     """... and high if it is more than this many above."""
 

@@ -37,27 +37,20 @@ class EntropyWeighted(Algorithm):
 
     average: Literal["arithmetic", "geometric"] = "arithmetic"
     """The mean that a value is divided by. "geometric" is the paper's alternative (v6, Appendix C)."""
-
     scope: Literal["group", "batch"] = "group"
     """Compare and normalise within a group (the equations) or across the batch (the paper's discussion)."""
-
     pool: Literal["group", "joint", "sign", "outcome"] = "group"
     """What mean and std are taken over. "outcome" multiplies the answer's GRPO advantage by the weight instead: no sign
     can flip, and graded rewards train. "sign" takes them over one polarity only, which unlearns the task; for
     comparison only."""
-
     spread: Literal["both", "correct", "wrong"] = "both"
     """The side whose credit is distributed by entropy; on the other side every weight is 1."""
-
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
-
     shrink: float = 0.0
     """Moves a weight w that comes from n values towards 1, by 1 + (w − 1) · n / (n + shrink). 0 is off."""
-
     cap: float | None = None
     """The largest weight of a token or answer."""
-
     least: int = 1
     """Weights are 1 where fewer values than this can be compared, e.g. 3."""
 
@@ -155,26 +148,20 @@ class GTPO(EntropyWeighted):
 
     name: ClassVar[str] = "gtpo"
     weight_names: ClassVar[tuple[str, str]] = ("alpha1", "alpha2")
-
     alpha1: float = 1.0
     """α₁: weight of the plain outcome."""
-
     alpha2: float = 0.1
     """α₂: weight of the part that is distributed by entropy. 0 keeps only the outcome."""
-
     compare: Compare = "column"
     """A token is compared with the same position across answers (published), its own answer ("row"), its group
     ("matrix"), the same turn of each answer (for tools and agents), the same tenth ("relative"), the k-th token of the
     j-th "step", that step as a whole ("step_mean"), or the tokens after the same two tokens ("context")."""
-
     value: Value = "entropy"
     """What a weight is proportional to: the entropy in correct and its inverse in wrong answers (published); the "rank"
     of that, which bounds a weight by 2; 1 after the "divergence" from answers of the other outcome and 0 before; or how
     much more often answers with the same outcome have these two tokens in sequence ("contrast")."""
-
     step_ends: tuple[int, ...] = ()
     """Ids of the tokens that end a step, for compare="step" and "step_mean"."""
-
     floored: ClassVar[tuple[Compare, ...]] = ("turn", "relative", "step", "step_mean", "context")
     """Comparisons for which entropy_clip is FLOOR unless set. A column has at most one token of an answer; in a larger
     set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row and
@@ -226,16 +213,12 @@ class DEW(GTPO):
 
     name: ClassVar[str] = "dew"
     floored: ClassVar[tuple[Compare, ...]] = ("row", "matrix", *GTPO.floored)
-
     alpha1: float = 0.5
     """α₁: weight of the plain outcome."""
-
     alpha2: float = 0.5
     """α₂: weight of the part that is distributed by entropy. 0 is DAPO."""
-
     pool: Literal["group", "joint", "sign", "outcome"] = "outcome"
     """The answer's DAPO advantage times the weight: no sign can flip, and graded rewards train."""
-
     dynamic_sampling: bool = True
     """As in DAPO: groups without signal are replaced by new prompts."""
 
@@ -247,10 +230,8 @@ class GRPOS(EntropyWeighted):
     name: ClassVar[str] = "grpo_s"
     weight_names: ClassVar[tuple[str, str]] = ("beta1", "beta2")
     reduce: ClassVar[Reduce] = "sequences"
-
     beta1: float = 1.0
     """β₁: weight of the plain outcome."""
-
     beta2: float = 0.1
     """β₂: weight of the part that depends on entropy. 0 keeps only the outcome."""
 

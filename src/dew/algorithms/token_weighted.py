@@ -33,7 +33,6 @@ class ForkingTokens(DAPO):
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
     replaces: ClassVar[tuple[str, ...]] = ("top_entropy_quantile",)
-
     keep: float = 0.2
     """Share of the batch's live tokens that train."""
 
@@ -55,10 +54,8 @@ class EntropyAdvantage(DAPO):
     name: ClassVar[str] = "entropy_advantage"
     needs_entropy: ClassVar[Whose] = "current"
     replaces: ClassVar[tuple[str, ...]] = ("entropy_coef", "use_adaptive_entropy")
-
     alpha: float = 0.4
     """Weight of the entropy in the bonus."""
-
     kappa: float = 2.0
     """The bonus is at most |A| / κ, so it never flips the sign of an advantage."""
 
@@ -88,19 +85,14 @@ class ClipCov(DAPO):
 
     name: ClassVar[str] = "clip_cov"
     needs_logp: ClassVar[bool] = True
-
     clip_low: float = 1.0
     """No lower bound on the ratio, as in the authors' runs."""
-
     clip_high: float = 1.0
     """The ratio is at most 2, as in the authors' runs."""
-
     cov_share: float = 2e-4
     """Share of the batch's live tokens that is taken out; at least one."""
-
     cov_low: float = 1.0
     """Tokens are drawn from those whose covariance is above this ..."""
-
     cov_high: float = 5.0
     """... and below this."""
 
@@ -123,16 +115,12 @@ class KLCov(DAPO):
     name: ClassVar[str] = "kl_cov"
     needs_logp: ClassVar[bool] = True
     penalises: ClassVar[bool] = True
-
     clip_low: float = 1.0
     """No bound on the ratio."""
-
     clip_high: float = 1e6
     """No bound on the ratio."""
-
     cov_share: float = 2e-4
     """Share of the batch's live tokens that gets the penalty; at least one."""
-
     cov_coef: float = 1.0
     """Coefficient of the penalty |log w|."""
 
@@ -154,7 +142,6 @@ class STEER(DAPO):
     name: ClassVar[str] = "steer"
     needs_entropy: ClassVar[Whose] = "old"
     needs_logp: ClassVar[bool] = True
-
     least_weight: float = 0.8
     """The weight of the token whose entropy would change most; others lie between this and 1."""
 
@@ -174,16 +161,12 @@ class STARE(DAPO):
     name: ClassVar[str] = "stare"
     needs_entropy: ClassVar[Whose] = "old"
     needs_logp: ClassVar[bool] = True
-
     share: float = 0.1
     """Share of the tokens with a positive (or negative) advantage whose weight changes: the least likely ones."""
-
     positive_weight: float = 1.1
     """Their weight where the advantage is positive."""
-
     negative_weight: float = 1.0
     """Their weight where the advantage is negative. 0.9 is the paper's two-sided variant, C2."""
-
     target_entropy: float = 0.3
     """All weights are 1 while the batch's mean entropy is at least this, in nats."""
 
@@ -212,13 +195,10 @@ class FIPO(DAPO):
     """Larger advantages where the tokens that follow have become more likely. arXiv:2603.19835."""
 
     name: ClassVar[str] = "fipo"
-
     half_life: float = 32.0
     """A token this many tokens later counts half as much."""
-
     least_weight: float = 1.0
     """The smallest weight. 0.8 also weakens tokens whose future has become less likely."""
-
     most_weight: float = 1.2
     """The largest weight."""
 
