@@ -11,12 +11,14 @@ setting is explicit.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from math import inf
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from dew.checks import unmet
 from dew.credit import group_overlong, group_relative, has_signal, soft_overlong
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.losses import Ratio, Reduce, Surrogate, policy_loss
@@ -71,6 +73,7 @@ class Algorithm:
     verl_estimator: ClassVar[str | None] = None
     """verl's own advantage estimator, where it and verl's own loss train exactly this algorithm. It holds for the class
     that sets it and not for subclasses, which may change the algorithm."""
+
     threshold: float = 0.5
     """An answer is correct (O⁺) if its outcome reward is above this."""
     clip_low: float = 0.2
@@ -110,29 +113,23 @@ class Algorithm:
 
     def problems(self) -> list[str]:
         """What is wrong with the settings, each with a remedy. Types and choices are checked before."""
-        found = []
-        if not 0 <= self.clip_low <= 1:
-            found.append(f"clip_low={self.clip_low}: the ratio's lower bound is 1 - clip_low. Give 0 to 1.")
-        if not self.clip_high >= 0:
-            found.append(f"clip_high={self.clip_high}: the ratio's upper bound is 1 + clip_high. Give a number >= 0.")
-        if not (0 < self.tau_pos < float("inf") and 0 < self.tau_neg < float("inf")):
-            what = f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: temperatures of the gate."
-            found.append(f"{what} Give numbers > 0; the paper uses 1.0 and 1.05.")
-        if not self.kl_coef >= 0:
-            found.append(f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it.")
-        if self.max_rounds < 1:
-            found.append(f"max_rounds={self.max_rounds}: at least one round of sampling is needed.")
-        if not self.oversample >= 1:
-            found.append(f"oversample={self.oversample}: a round takes at least one batch of prompts. Give 1 or more.")
-        if self.overlong == "soft":
-            if self.overlong_buffer is None:
-                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens.")
-            elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
-                what = f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}, where it ends."
-                found.append(f"{what} Give 0 < overlong_buffer <= max_tokens.")
-        if not 0.5 <= self.overlong_gamma <= 1:
-            found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
-        return found
+        soft, buffer, limit = self.overlong == "soft", self.overlong_buffer, self.max_tokens
+        fits = not soft or buffer is None or limit is None or 0 < buffer <= limit
+        gates = f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: temperatures of the gate."
+        return unmet(
+            (0 <= self.clip_low <= 1, f"clip_low={self.clip_low}: the least ratio is 1 - clip_low. Give 0 to 1."),
+            (self.clip_high >= 0, f"clip_high={self.clip_high}: the largest ratio is 1 + clip_high. Give >= 0."),
+            (0 < self.tau_pos < inf and 0 < self.tau_neg < inf, f"{gates} Give numbers > 0; the paper: 1.0 and 1.05."),
+            (self.kl_coef >= 0, f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it."),
+            (self.max_rounds >= 1, f"max_rounds={self.max_rounds}: at least one round of sampling is needed."),
+            (
+                self.oversample >= 1,
+                f"oversample={self.oversample}: a round takes at least a batch. Give >= 1.",
+            ),
+            (not soft or buffer is not None, "overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens."),
+            (fits, f"overlong_buffer={buffer} with max_tokens={limit}. Give 0 < overlong_buffer <= max_tokens."),
+            (0.5 <= self.overlong_gamma <= 1, f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1, e.g. 0.75."),
+        )
 
     @property
     def no_loss_without_advantage(self) -> bool:
@@ -169,8 +166,8 @@ class Algorithm:
     def graded(self, outcomes: Tensor) -> Problem | None:
         """What is lost if these outcome rewards are graded, or all on one side of `threshold`; None if nothing is."""
         values = outcomes[~outcomes.isnan()].double().round(decimals=5).unique()
-        crossed = bool((values > self.threshold).any() and (values <= self.threshold).any())
-        if not self.uses_threshold or len(values) < 2 or (len(values) == 2 and crossed):
+        binary = len(values) == 2 and values[0] <= self.threshold < values[1]
+        if not self.uses_threshold or len(values) < 2 or binary:
             return None
         shown = ", ".join(f"{x:g}" for x in values[:4].tolist()) + (", ..." if len(values) > 4 else "")
         changes: list[dict[str, Any]] = [{"pool": "outcome"}, {"dynamic_sampling": False}]
@@ -208,14 +205,14 @@ class Algorithm:
     def extra(self, rollouts: Rollouts) -> Tensor:
         """(P, G) what is added to the outcome: other rewards, and the overlong penalty."""
         extra = torch.zeros_like(rollouts.reward) if rollouts.extra is None else rollouts.extra
-        if self.overlong == "soft":
-            if self.max_tokens is None or self.overlong_buffer is None:
-                raise ConfigError(f"{self.name}: overlong='soft' needs max_tokens and overlong_buffer.")
-            extra = extra + soft_overlong(rollouts.lengths, limit=self.max_tokens, buffer=self.overlong_buffer)
-        elif self.overlong == "group":
+        if self.overlong == "group":
             correct = self.correct(rollouts)
-            extra = extra + group_overlong(rollouts.lengths, correct, rollouts.live, gamma=self.overlong_gamma)
-        return extra
+            return extra + group_overlong(rollouts.lengths, correct, rollouts.live, gamma=self.overlong_gamma)
+        if self.overlong == "none":
+            return extra
+        if self.max_tokens is None or self.overlong_buffer is None:
+            raise ConfigError(f"{self.name}: overlong='soft' needs max_tokens and overlong_buffer.")
+        return extra + soft_overlong(rollouts.lengths, limit=self.max_tokens, buffer=self.overlong_buffer)
 
     def rewards(self, rollouts: Rollouts) -> Tensor:
         """(P, G, T) the reward of each token, before normalisation within the group."""
@@ -244,24 +241,11 @@ class Algorithm:
         """
         if count is None:
             count = self.divisor(int(part.mask.sum()), len(part.mask))
-        return policy_loss(
-            logp,
-            part.old_logp,
-            advantages,
-            part.mask,
-            ratio=self.ratio,
-            reduce=self.reduce,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            surrogate=self.surrogate,
-            tau_pos=self.tau_pos,
-            tau_neg=self.tau_neg,
-            count=count,
-            ref_logp=part.ref_logp if self.kl_coef else None,
-            kl_coef=self.kl_coef,
-            weight=part.weight,
-            penalty=part.penalty,
-        )
+        names = ("ratio", "reduce", "clip_low", "clip_high", "surrogate", "tau_pos", "tau_neg", "kl_coef")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given |= {"count": count, "weight": part.weight, "penalty": part.penalty}
+        ref_logp = part.ref_logp if self.kl_coef else None
+        return policy_loss(logp, part.old_logp, advantages, part.mask, ref_logp=ref_logp, **given)
 
 
 def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:

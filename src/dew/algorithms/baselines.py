@@ -9,12 +9,14 @@ MaxRL, QAE, CISPO, ... are names for one choice each.
 """
 
 from dataclasses import dataclass, fields
+from math import inf
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from dew.algorithms.base import Algorithm, recorded, spread
+from dew.checks import unmet
 from dew.credit import (
     entropy_bands,
     grpo_advantages,
@@ -50,12 +52,10 @@ class GRPO(Algorithm):
     """W-REINFORCE: the weight of correct answers; wrong ones have −1."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if not 0 < self.quantile < 1:
-            found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
-        if not 0 <= self.positive < float("inf"):
-            found.append(f"positive={self.positive}: penalises correct answers. Give >= 0; the paper uses 0.1.")
-        return found
+        return super().problems() + unmet(
+            (0 < self.quantile < 1, f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4."),
+            (0 <= self.positive < inf, f"positive={self.positive}: penalises correct answers. Give >= 0, e.g. 0.1."),
+        )
 
     @property
     def uses_threshold(self) -> bool:
@@ -232,12 +232,13 @@ class GEPO(GRPO):
     """... and high if it is more than this many above."""
 
     def problems(self) -> list[str]:
-        wrong = [f"{x}={v}" for x in ("low_weight", "high_weight") if not 0 <= (v := getattr(self, x)) <= 1]
-        found = [f"{x}: advantages are attenuated. Give 0 to 1; the paper uses 0.5 and 0.2." for x in wrong]
-        if not (self.low_band >= 0 and self.high_band >= 0):
-            bands = f"low_band={self.low_band}, high_band={self.high_band}"
-            found.append(f"{bands}: a group would have low and high entropy at once. Give numbers >= 0.")
-        return super().problems() + found
+        low, high, bands = self.low_weight, self.high_weight, f"low_band={self.low_band}, high_band={self.high_band}"
+        apart = self.low_band >= 0 and self.high_band >= 0
+        return super().problems() + unmet(
+            (0 <= low <= 1, f"low_weight={low}: advantages are attenuated. Give 0 to 1; the paper uses 0.5."),
+            (0 <= high <= 1, f"high_weight={high}: advantages are attenuated. Give 0 to 1; the paper uses 0.2."),
+            (apart, f"{bands}: a group would have low and high entropy at once. Give numbers >= 0."),
+        )
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         A, logp = super().advantages(rollouts), recorded(self, rollouts, "logp")

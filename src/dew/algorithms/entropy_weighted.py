@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms.base import Algorithm, Whose, recorded, spread
+from dew.checks import unmet
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.credit.comparison import BY_TOKENS, Compare, Value
 from dew.credit.weighting import bound_problems, clip_problems, weight_problems
@@ -62,19 +63,14 @@ class EntropyWeighted(Algorithm):
         weights = self._weights
         found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
         found += bound_problems(self.shrink, self.cap, self.least)
-        if not any(weights.values()):
-            found.append(f"{' and '.join(weights)} are both 0: every advantage would be 0.")
-        return found
+        return found + unmet((any(weights.values()), f"{' and '.join(weights)} are 0: every advantage would be 0."))
 
     @property
     def uses_threshold(self) -> bool:
         return self.pool != "outcome" or self.overlong == "group"
 
     def warnings(self) -> list[str]:
-        found = super().warnings()
-        if self.average == "geometric" and self.entropy_clip is None:
-            found.append(f"average='geometric' {UNBOUNDED}")
-        return found
+        return unmet((self.average != "geometric" or self.entropy_clip is not None, f"average='geometric' {UNBOUNDED}"))
 
     def control(self) -> "EntropyWeighted":
         outcome, by_entropy = self.weight_names
@@ -177,22 +173,18 @@ class GTPO(EntropyWeighted):
         super().__post_init__()
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if not (isinstance(self.step_ends, tuple) and all(type(x) is int for x in self.step_ends)):
-            found.append(f"step_ends={self.step_ends!r}: give the ids of tokens, e.g. (198, 271).")
-        elif self.compare in ("step", "step_mean") and not self.step_ends:
-            found.append(
-                f"compare={self.compare!r} needs step_ends: the ids of the tokens that end a line, e.g. (198,)."
-            )
-        if self.value == "divergence" and self.scope == "batch":
-            found.append("value='divergence' compares answers to the same problem. Leave out scope='batch'.")
-        return found
+        ends, by_step = self.step_ends, self.compare in ("step", "step_mean")
+        ids = isinstance(ends, tuple) and all(type(x) is int for x in ends)
+        alone = self.value != "divergence" or self.scope != "batch"
+        return super().problems() + unmet(
+            (ids, f"step_ends={ends!r}: give the ids of tokens, e.g. (198, 271)."),
+            (not by_step or ends != (), f"compare={self.compare!r} needs step_ends: ids of line breaks, e.g. (198,)."),
+            (alone, "value='divergence' compares answers to the same problem. Leave out scope='batch'."),
+        )
 
     def warnings(self) -> list[str]:
-        found = super().warnings()
-        if self.compare != "column" and self.value == "entropy" and self.entropy_clip is None:
-            found.append(f"compare={self.compare!r} {UNBOUNDED}")
-        return found
+        bounded = self.compare == "column" or self.value != "entropy" or self.entropy_clip is not None
+        return super().warnings() + unmet((bounded, f"compare={self.compare!r} {UNBOUNDED}"))
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         H = recorded(self, rollouts, "entropy")

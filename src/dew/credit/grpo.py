@@ -1,5 +1,5 @@
-"""GRPO (Shao et al. 2024, arXiv:2402.03300), Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), and the filter and the length
-penalty of DAPO (Yu et al. 2025, arXiv:2503.14476)."""
+"""GRPO (Shao et al. 2024, arXiv:2402.03300), Dr. GRPO (Liu et al. 2025, arXiv:2503.20783), and the filter and
+length penalty of DAPO (Yu et al. 2025, arXiv:2503.14476)."""
 
 import torch
 from jaxtyping import Bool, Float, Int

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_choice
+from dew.checks import check_choice, unmet
 from dew.errors import ConfigError
 from dew.ops import Dims, at_least_float32, masked_mean, masked_mean_by, masked_sum, masked_sum_by, standardize
 
@@ -101,14 +101,11 @@ def _count(x: Tensor, alive: Tensor, over: Dims | Tensor) -> Tensor:
 
 def bound_problems(shrink: float, cap: float | None, least: int) -> list[str]:
     """What is wrong with the settings that bound a weight."""
-    found = []
-    if not 0 <= shrink < float("inf"):
-        found.append(f"shrink={shrink}: weights would move away from 1. Give a number >= 0; 0 turns it off.")
-    if cap is not None and not cap >= 1:
-        found.append(f"cap={cap}: a weight of 1 is the mean. Give at least 1.")
-    if least < 1:
-        found.append(f"least={least}: a comparison has at least one value. Give at least 1.")
-    return found
+    return unmet(
+        (0 <= shrink < float("inf"), f"shrink={shrink}: weights would move away from 1. Give >= 0; 0 turns it off."),
+        (cap is None or cap >= 1, f"cap={cap}: a weight of 1 is the mean. Give at least 1."),
+        (least >= 1, f"least={least}: a comparison has at least one value. Give at least 1."),
+    )
 
 
 def pooled(
