@@ -184,11 +184,6 @@ def test_neither_order_nor_padding_nor_the_names_of_tokens_matter(group, compare
         assert row == pytest.approx(found[i], rel=1e-6)
 
 
-@given(written(mixed=True), COMPARE)
-def test_rank_bounds_a_weight_by_two(group, compare):
-    assert all(w < 2 for row in weights(*group, compare=compare, value="rank") for w in row)
-
-
 @given(written(), written(), COMPARE, VALUE)
 def test_groups_do_not_mix(one, two, compare, value):
     batch = [row for group in (one, two) for row in zip(*group, strict=True)]

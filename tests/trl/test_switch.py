@@ -18,7 +18,6 @@ from dew.engines.trl.launch import parse
 from dew.errors import ConfigError
 from dew.run.config import make_run
 from dew.run.folder import RunFolder
-from dew.run.records import read_records
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
@@ -68,12 +67,6 @@ def test_records_keep_every_reward_by_name(run):
             assert math.isnan(answer.rewards["brevity"])
         else:
             assert answer.rewards["brevity"] == pytest.approx(expected["brevity"], rel=1e-4)
-
-
-def test_records_without_named_rewards_still_read(tmp_path):
-    (tmp_path / "old.jsonl").write_text('{"answers": [{"tokens": ["4"], "reward": 1, "extra": 0.5}]}\n')
-    (group,) = read_records(tmp_path / "old.jsonl")
-    assert group.answers[0].rewards == {} and group.answers[0].extra == 0.5
 
 
 def test_evaluation_during_training_reports_pass_at_k(run):

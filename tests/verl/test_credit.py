@@ -49,22 +49,6 @@ def test_golden_values(entry, name):
 
 
 @every_entry
-def test_forking_tokens_are_dapos_on_the_kept_tokens(entry):
-    rewards, mask, uids, entropy = rows(entry)
-    advantages, _ = estimate("forking_tokens", rewards, mask, uids, entropy)
-    kept = pad(entry["forking_mask"])[0][mask.bool()] > 0
-    plain = (torch.tensor(entry["grpo"]["advantage"])[:, None] * mask)[mask.bool()]
-    close(advantages[mask.bool()], torch.where(kept, plain * mask.sum() / kept.sum(), 0))
-
-
-@every_entry
-def test_entropy_advantage_leaves_its_entropy_to_the_loss(entry):
-    rewards, mask, uids, _ = rows(entry)
-    advantages, _ = estimate("entropy_advantage", rewards, mask, uids, None)
-    close(advantages[:, 0], entry["grpo"]["advantage"])
-
-
-@every_entry
 @pytest.mark.parametrize("name", dew_estimators())
 def test_every_algorithm_gives_what_it_gives_alone(entry, name):
     """With log-probabilities and Σπ² where needed; penalties take the place of the returns."""
