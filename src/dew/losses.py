@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice
+from dew.checks import check_by_token, check_choice, unmet
 from dew.errors import ConfigError, ShapeError
 from dew.ops import masked_mean
 
@@ -76,13 +76,12 @@ def policy_loss(
         against πθ) and, with `ref_logp`, `kl/ref`.
     """
     mask = check_by_token(mask, logp=logp, old_logp=old_logp)
-    check_choice("ratio", ratio, get_args(Ratio))
-    check_choice("reduce", reduce, get_args(Reduce))
-    check_choice("surrogate", surrogate, get_args(Surrogate))
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ConfigError(f"clip_low={clip_low}, clip_high={clip_high}: give 0 <= clip_low <= 1 and clip_high >= 0.")
-    if not (tau_pos > 0 and tau_neg > 0):
-        raise ConfigError(f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0.")
+    for name, given, kind in (("ratio", ratio, Ratio), ("reduce", reduce, Reduce), ("surrogate", surrogate, Surrogate)):
+        check_choice(name, given, get_args(kind))
+    clips = f"clip_low={clip_low}, clip_high={clip_high}: give 0 <= clip_low <= 1 and clip_high >= 0."
+    gates = f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0."
+    if wrong := unmet((0 <= clip_low <= 1 and clip_high >= 0, clips), (tau_pos > 0 and tau_neg > 0, gates)):
+        raise ConfigError(wrong)
 
     A = _by_token(advantages, mask)
     logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)
@@ -91,11 +90,9 @@ def policy_loss(
     w = _ratio(log_w, mask, ratio)
 
     low, high = w < 1 - clip_low, w > 1 + clip_high  # what is clipped in wrong and in correct answers
-    clipped = w.clamp(1 - clip_low, 1 + clip_high)
-    if surrogate == "clip":
-        token_loss = -torch.minimum(w * A, clipped * A)
-    elif surrogate == "cispo":
-        token_loss = -clipped.detach() * A * logp
+    if surrogate in ("clip", "cispo"):
+        clipped = w.clamp(1 - clip_low, 1 + clip_high)
+        token_loss = -torch.minimum(w * A, clipped * A) if surrogate == "clip" else -clipped.detach() * A * logp
     elif surrogate == "sapo":
         tau = torch.where(A > 0, tau_pos, tau_neg)
         token_loss = -4 / tau * torch.sigmoid(tau * (w - 1)) * A
