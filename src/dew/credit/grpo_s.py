@@ -23,9 +23,6 @@ def grpo_s_rewards(
     average: Average = "arithmetic",
     entropy_clip: tuple[float, float] | None = None,
     spread: Side = "both",
-    shrink: float = 0.0,
-    cap: float | None = None,
-    least: int = 1,
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G"]:
     """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome.
@@ -45,7 +42,7 @@ def grpo_s_rewards(
     H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
     H = torch.where(live, H, 1)
     x = torch.where(correct, H, 1 / H)
-    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread, shrink, cap, least)
+    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
