@@ -1,13 +1,17 @@
 """Outcomes -> token credit: pure functions of tensors. Computed once, on whole groups."""
 
-from dew.credit.group_credit import (
+from dew.credit.grpo import (
+    group_overlong,
+    group_relative,
+    grpo_advantages,
+    has_signal,
     maxrl_advantages,
     qae_advantages,
     reinforce_pp_advantages,
+    soft_overlong,
     w_reinforce_advantages,
+    wrong_sign,
 )
-from dew.credit.group_overlong import group_overlong
-from dew.credit.grpo import group_relative, grpo_advantages, has_signal, soft_overlong, wrong_sign
 from dew.credit.grpo_s import grpo_s_advantages, grpo_s_rewards
 from dew.credit.gtpo import gtpo_advantages, gtpo_rewards
 from dew.credit.token_weights import (
