@@ -42,9 +42,7 @@ def test_rewards_by_name():
     assert reward("math") is verifier("math") and reward("think_format") is think_format
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("call", "message"),
     [

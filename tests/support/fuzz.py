@@ -30,7 +30,6 @@ from dew.run.records import SIGNALS, read_records
 from hostile import WORDS
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
-
 POOL = 10_000
 """Values drawn beforehand, which costs a hundredth of drawing them one by one; hypothesis chooses among them."""
 SPECIAL = [None, True, False, 0, 1, -1, "", "1", 10**400, 1e308, -0.0, math.nan, math.inf, -math.inf, 10**20, "nan", "trl",
@@ -158,7 +157,6 @@ GOLDS = st.sampled_from(["8", r"\frac{1}{2}", "x+1", r"\{1, 2\}", "(1, 2)", "C",
 
 
 # ── the doors ───────────────────────────────────────────────────────────────────────────────────────────────
-
 HERE = Path(tempfile.mkdtemp(prefix="dew-fuzz-"))
 atexit.register(shutil.rmtree, HERE, ignore_errors=True)
 

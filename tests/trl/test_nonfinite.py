@@ -251,8 +251,6 @@ def test_nan_weights_do_not_break_sampling(tmp_path):
 
 
 # ── batches without signal ──────────────────────────────────────────────────────────────────────
-
-
 def answers(ids):
     def rollout(prompts, trainer):
         encoded = trainer.processing_class(prompts)["input_ids"]
@@ -306,8 +304,6 @@ def test_a_batch_without_signal_is_not_skipped(case, algorithm, tmp_path):
 
 
 # ── dtypes ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("algorithm", some(["gtpo", "grpo_s"], ["gtpo"]))
 def test_every_dtype_trains(kind, algorithm, tmp_path):
@@ -324,8 +320,6 @@ def test_every_dtype_trains(kind, algorithm, tmp_path):
 
 
 # ── units ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_overflows_of_the_loss_scaler_do_not_stop_the_run():
     """fp16: the scaler starts at 65536 and halves; its overflows are skipped and counted, and do not stop the run."""
     nonfinite = NonFinite()

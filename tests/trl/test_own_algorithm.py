@@ -88,7 +88,6 @@ def test_it_learns_and_is_recorded_under_its_name(first_token, tmp_path):
 
 
 # ── no algorithm's name or class in the engines ─────────────────────────────────────────────────────────────
-
 ENGINES = Path(dew.__file__).parent / "engines"
 FILES = sorted(ENGINES.rglob("*.py"))
 ALLOWED = {("trl/config.py", "dapo"): 1, ("trl/config.py", "grpo"): 1, ("trl/config.py", "dr_grpo"): 1,

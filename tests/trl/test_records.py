@@ -149,9 +149,7 @@ def test_verdicts_of_a_verifier_are_recorded(tmp_path):
         tiny.trainer(tmp_path, Verifier("letters", ("gold",), check))
 
 
-# TRL's table
-
-
+# ── TRL's table ───────────────────────────────────────────────────────────────────────────────────────────
 def test_the_completions_table_shows_our_advantages(run):
     import pandas
 

@@ -148,9 +148,7 @@ def test_evaluation_with_a_reward_function():
     assert strict["pass@2"].value == 0
 
 
-# TRL's files
-
-
+# ── TRL's files ───────────────────────────────────────────────────────────────────────────────────────────
 def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
     monkeypatch.delenv("TRIAL_VARIABLE", raising=False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

@@ -43,8 +43,6 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 
 
 # ── estimators ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_verl_finds_every_estimator_and_the_loss():
     for name in dew_estimators():
         assert core_algos.get_adv_estimator_fn(name).__name__ == f"{name}_advantages"
@@ -136,8 +134,6 @@ def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
 
 
 # ── losses ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 EVERY = {name: get_algorithm(name, max_tokens=7, kl_coef=0.3) for name in list_algorithms() if name != "trl"}
 EVERY["geometric"] = replace(EVERY["grpo_s"], average="geometric")
 EVERY["fixed"] = type("Fixed", (DrGRPO,), {"name": "fixed"})(max_tokens=7, kl_coef=0.3)  # dew's loss, fixed divisor

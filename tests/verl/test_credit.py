@@ -34,8 +34,6 @@ def close(actual, expected):
 
 
 # ── golden ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @every_entry
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
 def test_golden_values(entry, name):
@@ -98,8 +96,6 @@ def test_a_score_with_a_format_reward_in_it():
 
 
 # ── several rows, padding rows, workers ─────────────────────────────────────────────────────────────────────
-
-
 @settings(max_examples=25)
 @given(batches(), st.randoms(use_true_random=False))
 def test_neither_padding_rows_nor_the_order_of_rows_matter(batch, random):
@@ -188,7 +184,6 @@ def test_a_masked_answer_still_counts_in_its_groups_baseline():
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────
-
 LIVE = torch.ones(2, 3, dtype=torch.long)
 
 

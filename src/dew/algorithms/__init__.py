@@ -144,8 +144,6 @@ def _key(name: str) -> str:
 
 
 # ── classes of your own ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def _own_class(name: str) -> type[Algorithm]:
     """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
     where, _, attribute = name.rpartition(":")

@@ -19,7 +19,6 @@ from dew.tasks.base import Row, Split, check_split, last_message, split_of, with
 from dew.tasks.files import SUFFIXES, Read, columns, log, read_rows, row_key, split_files
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
-
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
 TEMPLATES = {
     "chat": f"{{problem}}\n{STEP_BY_STEP}",  # as a user message, for the model's own chat template
@@ -51,8 +50,6 @@ def render(template: str, problem: str) -> Any:
 
 
 # ── rows of the named sets: a local copy (problem, answer) or the hub's own columns ─────────────────────────
-
-
 def _first(raw: Row, *names: str) -> Any:
     for name in names:
         if raw.get(name) is not None:
@@ -98,8 +95,6 @@ def _last_box(solution: str) -> str:
 
 
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Dataset:
     """A task with problems from a file, a folder or the hub: one of `PRESETS`, or built by `custom`."""

@@ -160,8 +160,6 @@ class NonFinite:
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
     """Collects the metrics of a step and writes them when it ends. Only the main process writes."""
 
@@ -244,8 +242,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
 
 # ── the console ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class ConsoleLines(logging.Handler):
     """dew's messages on lines of their own, also beside a progress bar."""
 
