@@ -6,9 +6,8 @@ from dew.errors import ConfigError
 from dew.rewards import load_reward, reward, verifier
 from dew.rewards.verifiers import boxed_format, think_answer_format, think_format
 
-# Golden
 
-
+# ── Golden ────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("text", "thinks", "answers"),
     [

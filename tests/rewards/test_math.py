@@ -22,8 +22,8 @@ CASES = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/d
 PATIENT = 60.0
 """Seconds for tests that are not about time limits: the machine may be busy."""
 
-# Golden: completion, gold, whether it is correct
 
+# ── Golden: completion, gold, whether it is correct ───────────────────────────────────────────────────────
 UNION = r"(-\infty,-1)\cup(2,\infty)"
 SAME = [
     # numbers

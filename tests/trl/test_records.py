@@ -79,9 +79,7 @@ def test_a_reward_that_is_always_zero_raises_alarms(tmp_path):
     assert alarms["never_correct"]["step"] == 10
 
 
-# token records
-
-
+# ── token records ─────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("every", "per_generation", "steps"),
     [(0, 1, []), (1, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (3, 1, [1, 3, 6, 9]), (3, 2, [1, 3, 5, 9]), (3, 4, [1, 5, 9])],

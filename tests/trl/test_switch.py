@@ -55,9 +55,7 @@ def run(tmp_path_factory):
     return trainer, folder / "run"
 
 
-# a run from Python
-
-
+# ── a run from Python ─────────────────────────────────────────────────────────────────────────────────────
 def test_records_keep_every_reward_by_name(run):
     for answer in (answer for group in RunFolder(run[1]).records() for answer in group.answers):
         text = re.sub("<[a-z]+>", "", answer.text)
@@ -111,9 +109,7 @@ def test_batches_that_do_not_line_up_are_named_when_a_trainer_is_built(tmp_path,
     assert "optimizer steps do not line up with generations" in caplog.text
 
 
-# evaluation
-
-
+# ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_model_of_a_lora_run_from_python_is_found_and_merged(run):
     model, tokenizer = load_model(str(run[1]))  # its newest checkpoint
     assert not any("lora" in name for name, _ in model.named_parameters())
