@@ -90,10 +90,6 @@ class EntropyWeighted(Algorithm):
         advantages = self._to_tokens(self._standardised(shaped, scoped), scoped)
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
 
-    def _relative(self, rollouts: Rollouts) -> Tensor:
-        """(P, G) GRPO advantages, exactly 0 for answers at the mean of their group."""
-        return group_relative(rollouts.reward + self.extra(rollouts), rollouts.present)
-
     def _scoped(self, rollouts: Rollouts) -> Rollouts:
         """The groups, or the batch as one group. Penalties and the outcome pool's advantages are always per group.
 
@@ -101,7 +97,7 @@ class EntropyWeighted(Algorithm):
         their group have none and are left out.
         """
         if self.pool == "outcome":
-            relative = self._relative(rollouts)
+            relative = group_relative(rollouts.reward + self.extra(rollouts), rollouts.present)
             scoped = replace(rollouts, reward=relative, extra=None, mask=rollouts.mask & (relative != 0).unsqueeze(-1))
         else:
             scoped = replace(rollouts, extra=self.extra(rollouts))

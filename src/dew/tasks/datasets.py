@@ -137,7 +137,8 @@ class Dataset:
         """n problems, or all if there are fewer, in an order that depends only on the seed."""
         rows = self.problems(check_split(split))
         if split == "train" and self.without:
-            rows, dropped = without_overlap(rows, *(_test_rows(name) for name in self.without))
+            others = (named(x).problems("held_out") if x in PRESETS else read_rows(x, columns()) for x in self.without)
+            rows, dropped = without_overlap(rows, *others)
             log.info("%s: %d problems of %s removed from training", self.name, dropped, ", ".join(self.without))
 
         def position(row: Row) -> bytes:  # a hash, so that adding or removing a row does not move the others
@@ -148,13 +149,6 @@ class Dataset:
         if self.template is None:
             return rows
         return [{"prompt": render(self.template, row["problem"]), **row} for row in rows]
-
-
-def _test_rows(name: str) -> list[Row]:
-    """The held-out problems of a named set; all problems of a file (columns `problem` and `answer`)."""
-    if name in PRESETS:
-        return named(name).problems("held_out")
-    return read_rows(name, columns())
 
 
 def named(
