@@ -122,14 +122,10 @@ def some(cases, default):
 
 
 ENTRIES = {
-    "reward": in_reward,
-    "logits, scored": in_scoring(0),
-    "entropy, scored": in_scoring(1),
-    "entropy, scored in sampling": in_sampling,
-    "advantages": in_advantages,
-    "logits, trained": in_update,
+    "reward": in_reward, "logits, scored": in_scoring(0), "entropy, scored": in_scoring(1),
+    "entropy, scored in sampling": in_sampling, "advantages": in_advantages, "logits, trained": in_update,
     "gradient": in_gradient,
-}
+}  # fmt: skip
 
 
 def broken(folder, entry, steps, value=NAN, **settings):

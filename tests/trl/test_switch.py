@@ -21,13 +21,9 @@ from dew.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
-    "model_name_or_path": "tiny",
-    "output_dir": "unused",
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "bf16": False,
-    "use_cpu": True,
-}
+    "model_name_or_path": "tiny", "output_dir": "unused", "num_generations": 4, "per_device_train_batch_size": 8,
+    "bf16": False, "use_cpu": True,
+}  # fmt: skip
 
 
 def brevity(completions, **_):

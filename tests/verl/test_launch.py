@@ -27,16 +27,10 @@ ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 SMALL = {
-    "engine": "verl",
-    "model_name_or_path": "tiny",
-    "task": "countdown",
-    "problems": 64,
-    "max_steps": 2,
-    "num_generations": 4,
-    "per_device_train_batch_size": 16,
-    "max_completion_length": 32,
+    "engine": "verl", "model_name_or_path": "tiny", "task": "countdown", "problems": 64, "max_steps": 2,
+    "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 32,
     "lr_scheduler_type": "constant",
-}
+}  # fmt: skip
 
 
 def small(**changes):
