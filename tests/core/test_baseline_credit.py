@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 
 import oracles
 from dew import DewError
-from dew.credit import (
-    entropy_advantages,
-    forking_mask,
-    group_overlong,
-    grpo_advantages,
-    has_signal,
-    soft_overlong,
-)
+from dew.credit import entropy_advantages, forking_mask, group_overlong, grpo_advantages, has_signal, soft_overlong
 from groups import groups, pad
 
 REWARDS = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=16)

@@ -106,12 +106,7 @@ def test_gradients_match_finite_differences(entropy_grad, temperature, softcap, 
     leaves = [t.requires_grad_() for t in (hidden, weight, b) if t is not None]
 
     def values(h, w, bias=None):
-        settings = {
-            "temperature": temperature,
-            "softcap": softcap,
-            "entropy_grad": entropy_grad,
-            "impl": "chunked",
-        }
+        settings = {"temperature": temperature, "softcap": softcap, "entropy_grad": entropy_grad, "impl": "chunked"}
         logp, entropy = linear_logprob_entropy(h, w, targets, bias=bias, **settings)
         return (logp, entropy) if entropy_grad else logp
 
@@ -324,11 +319,7 @@ def test_strided_inputs():
     ],
 )
 def test_invalid_input_raises(change, error, message):
-    given_ = {
-        "hidden": torch.zeros(3, 4),
-        "weight": torch.zeros(9, 4),
-        "targets": torch.tensor([0, 1, 2]),
-    } | change
+    given_ = {"hidden": torch.zeros(3, 4), "weight": torch.zeros(9, 4), "targets": torch.tensor([0, 1, 2])} | change
     with pytest.raises(error, match=message) as caught:
         linear_logprob_entropy(given_.pop("hidden"), given_.pop("weight"), given_.pop("targets"), **given_)
     assert isinstance(caught.value, DewError)

@@ -333,10 +333,7 @@ def test_checkpoints_on_the_disk():
     assert checkpoints(SimpleNamespace(**{**plain, "save_strategy": "no"}), 100) == 0
     assert checkpoints(SimpleNamespace(**{**plain, "save_steps": 0.25}), 100) == 4
     steps = SimpleNamespace(
-        max_steps=-1,
-        num_train_epochs=3,
-        num_iterations=1,
-        batches=Batches(sampled=32, trained=32, answers=4),
+        max_steps=-1, num_train_epochs=3, num_iterations=1, batches=Batches(sampled=32, trained=32, answers=4)
     )
     assert optimizer_steps(steps, 80) == 30  # 32 answers = 8 prompts a step, 80 prompts, 3 times
 

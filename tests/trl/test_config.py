@@ -234,10 +234,7 @@ async def raises_later(completions, **_):
 
 @pytest.mark.parametrize(
     ("reward", "advice"),
-    [
-        (raises, "raises failed: KeyError: 'answer'"),
-        (raises_later, "raises_later failed: ZeroDivisionError"),
-    ],
+    [(raises, "raises failed: KeyError: 'answer'"), (raises_later, "raises_later failed: ZeroDivisionError")],
 )
 def test_a_reward_that_fails_raises_one_clear_error(reward, advice, tmp_path):
     with pytest.raises(RewardError, match=advice):

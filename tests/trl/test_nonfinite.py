@@ -266,10 +266,7 @@ DEGENERATE = {
     "one token": {"max_completion_length": 1},
     "one token, the same": {"others": {"rollout_func": answers([13])}, "max_completion_length": 1},
     "all truncated": {"others": {"rollout_func": answers([13] * 6)}},
-    "all truncated and masked": {
-        "others": {"rollout_func": answers([13] * 6)},
-        "mask_truncated_completions": True,
-    },
+    "all truncated and masked": {"others": {"rollout_func": answers([13] * 6)}, "mask_truncated_completions": True},
 }
 COMBINED = ("all wrong", "one token", "all truncated")
 """Others that run by default catch the same."""

@@ -67,10 +67,7 @@ def test_the_surrogates_are_verls(name, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("name", "algorithm"),
-    [("dppo_tv", "dapo"), ("dppo_kl", "dapo"), ("geo_mean", "gmpo")],
-)
+@pytest.mark.parametrize(("name", "algorithm"), [("dppo_tv", "dapo"), ("dppo_kl", "dapo"), ("geo_mean", "gmpo")])
 def test_trust_regions_and_the_geometric_mean_are_verls(name, algorithm, seed):
     mask, old, logp, _, _, grouped = batch(seed)
     logp = logp.clamp_max(-0.01)  # probabilities

@@ -122,10 +122,7 @@ class Algorithm:
             (0 < self.tau_pos < inf and 0 < self.tau_neg < inf, f"{gates} Give numbers > 0; the paper: 1.0 and 1.05."),
             (self.kl_coef >= 0, f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it."),
             (self.max_rounds >= 1, f"max_rounds={self.max_rounds}: at least one round of sampling is needed."),
-            (
-                self.oversample >= 1,
-                f"oversample={self.oversample}: a round takes at least a batch. Give >= 1.",
-            ),
+            (self.oversample >= 1, f"oversample={self.oversample}: a round takes at least a batch. Give >= 1."),
             (not soft or buffer is not None, "overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens."),
             (fits, f"overlong_buffer={buffer} with max_tokens={limit}. Give 0 < overlong_buffer <= max_tokens."),
             (0.5 <= self.overlong_gamma <= 1, f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1, e.g. 0.75."),

@@ -13,10 +13,7 @@ ROUNDING = 1e-9
 
 
 def grpo_advantages(
-    rewards: Float[Tensor, "*P G"],
-    present: Bool[Tensor, "*P G"] | None = None,
-    *,
-    scale: bool = True,
+    rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None, *, scale: bool = True
 ) -> Float[Tensor, "*P G"]:
     """The reward of each answer relative to the mean of its group.
 
@@ -41,9 +38,7 @@ def group_relative(
 
 
 def wrong_sign(
-    advantages: Float[Tensor, "*P G T"],
-    rewards: Float[Tensor, "*P G"],
-    present: Bool[Tensor, "*P G"] | None = None,
+    advantages: Float[Tensor, "*P G T"], rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None
 ) -> Bool[Tensor, "*P G T"]:
     """True on tokens that are rewarded although their answer is below its group's mean, or penalised although it is
     above. With rewards of 0 and 1: rewarded in a wrong answer, or penalised in a correct one."""

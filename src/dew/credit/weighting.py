@@ -84,11 +84,7 @@ def shaped(
 
 
 def pooled(
-    rewards: Float[Tensor, "*shape"],
-    won: Bool[Tensor, "*shape"],
-    lost: Bool[Tensor, "*shape"],
-    dim: Dims,
-    pool: Pool,
+    rewards: Float[Tensor, "*shape"], won: Bool[Tensor, "*shape"], lost: Bool[Tensor, "*shape"], dim: Dims, pool: Pool
 ) -> Float[Tensor, "*shape"]:
     """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), once for O⁺ and once for O⁻. `pool` sets what mean and std are taken over:
 

@@ -18,14 +18,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from dew.compare.statistics import pass_at_k
 from dew.engines.credit import Credit
-from dew.engines.recorder import (
-    Numbers,
-    RunLog,
-    answer_metrics,
-    credit_metrics,
-    entropy_sums,
-    group_records,
-)
+from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, entropy_sums, group_records
 from dew.engines.trl.batch import Batch, gather_columns
 from dew.engines.trl.config import batches
 from dew.errors import EngineError, Problem
