@@ -8,7 +8,6 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards import Verdict, verifier
 from dew.rewards.games import parse_steps
 
-STATUSES = ("correct", "wrong", "unparsable")
 countdown, equation = map(verifier, ("countdown", "countdown-tinyzero"))
 
 
@@ -135,20 +134,10 @@ def test_exactly_the_solutions_found_by_exhaustion_are_correct(numbers: list[int
 
 
 # ── Properties ────────────────────────────────────────────────────────────────────────────────────────────
-@given(st.text(alphabet="0123456789+-*=; .e_()x", max_size=30))
-def test_no_text_raises(text: str):
-    assert check(text, [1, 2, 3], 6).status in STATUSES
-
-
 @given(st.lists(st.tuples(st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers(0, 999))))
 def test_steps_survive_a_round_trip(steps: list[tuple[int, str, int, int]]):
     text = ";".join(f"{left}{op}{right}={result}" for left, op, right, result in steps)
     assert parse_steps(text) == (steps or None)
-
-
-@given(st.text(alphabet="0123456789+-*/() =", max_size=40))
-def test_no_equation_raises(text: str):
-    assert equation.check(f"<answer>{text}</answer>", numbers=[1, 2], answer="3").status in STATUSES
 
 
 # ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
