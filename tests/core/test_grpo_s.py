@@ -6,14 +6,10 @@ from hypothesis import strategies as st
 import oracles
 from dew import DewError
 from dew.credit import grpo_s_advantages, grpo_s_rewards
-from groups import groups, pad
+from groups import groups, pad, tensors
 
 AVERAGE = st.sampled_from(["arithmetic", "geometric"])
 POOL = st.sampled_from(["group", "joint", "sign"])
-
-
-def tensors(group):
-    return torch.tensor(group[0]), *pad(group[1])
 
 
 # ---- golden: worked by hand -------------------------------------------------------------------

@@ -12,8 +12,7 @@ from dew.credit.grpo import (
     w_reinforce_advantages,
     wrong_sign,
 )
-from dew.credit.grpo_s import grpo_s_advantages, grpo_s_rewards
-from dew.credit.gtpo import gtpo_advantages, gtpo_rewards
+from dew.credit.gtpo import grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.credit.token_weights import (
     clip_cov_mask,
     entropy_advantages,
