@@ -14,11 +14,7 @@ torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 settings.register_profile("dew", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(  # a mutant needs to fail, not to be explained
-    "mutants",
-    settings.get_profile("dew"),
-    max_examples=60,
-    phases=[Phase.explicit, Phase.generate],
-    derandomize=True,
+    "mutants", settings.get_profile("dew"), max_examples=60, phases=[Phase.explicit, Phase.generate], derandomize=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dew"))
 

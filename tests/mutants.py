@@ -44,6 +44,11 @@ EQUIVALENT = {
     "losses.py: torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)"
     " -> torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 1)",
     "credit/comparison.py: mask.sum(-1, keepdim=True).clamp_min(1) -> mask.sum(-1, keepdim=True).clamp_min(2)",
+    "credit/comparison.py: 1 / H -> 2 / H",  # divided by a mean that doubles too
+    "credit/comparison.py: torch.where(first, place, 0) -> torch.where(first, place, 1)",  # the rest only name levels
+    "credit/comparison.py: enumerate([(one,), (one, two)], start=1) -> enumerate([(one,), (one, two)])",
+    "credit/comparison.py: start=1 -> start=2",
+    "credit/comparison.py: torch.where(shared, length, level) -> torch.where(shared, level, length)",
 }
 """Changes that make no difference, or none on a CPU; without the line number."""
 

@@ -91,10 +91,3 @@ def test_the_verl_extra(environment):
     run(bin / "python", "-c", "import verl, ray, dew.engines.verl.trainer", cwd=folder)
     said = run(bin / "dew", "train", "paper/qwen2.5-7b", "--engine", "verl", "--dry-run", cwd=folder)
     assert "dew.engines.verl.main" in said and "verl is not installed" not in said
-
-
-@pytest.mark.parametrize("name", ["switch_from_trl", "faults"])
-def test_what_a_user_of_trl_tries(environment, name):
-    """Everything in tests/trials, from the wheel: own files, reward, rule, LoRA, resume, evaluation; mistakes."""
-    bin, folder = environment("trl,math")
-    assert "Everything works." in run(bin / "python", ROOT / f"tests/trials/{name}.py", cwd=folder)

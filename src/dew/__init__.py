@@ -21,23 +21,9 @@ if TYPE_CHECKING:
     from dew.rollouts import Rollouts
 
 __all__ = [
-    "DAPO",
-    "DEW",
-    "GRPO",
-    "GRPOS",
-    "GSPO",
-    "GTPO",
-    "Algorithm",
-    "DewError",
-    "DrGRPO",
-    "EntropyAdvantage",
-    "ForkingTokens",
-    "Rollouts",
-    "get_algorithm",
-    "list_algorithms",
-    "register_algorithm",
-    "watch",
-]
+    "DAPO", "DEW", "GRPO", "GRPOS", "GSPO", "GTPO", "Algorithm", "DewError", "DrGRPO", "EntropyAdvantage",
+    "ForkingTokens", "Rollouts", "get_algorithm", "list_algorithms", "register_algorithm", "watch",
+]  # fmt: skip
 
 _MODULES = {"DewError": "dew.errors", "Rollouts": "dew.rollouts", "watch": "dew.engines.trl.watch"}
 

@@ -82,6 +82,11 @@ def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
     raise ShapeError(f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}.")
 
 
+def unmet(*conditions: tuple[bool, str]) -> list[str]:
+    """What to say about the conditions that do not hold."""
+    return [text for holds, text in conditions if not holds]
+
+
 def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise ConfigError(f"{name}={value!r} is not known. Choose one of: {', '.join(choices)}.")

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice
+from dew.checks import check_by_token, check_choice, unmet
 from dew.errors import ConfigError, ShapeError
 from dew.ops import masked_mean
 
@@ -76,13 +76,12 @@ def policy_loss(
         against πθ) and, with `ref_logp`, `kl/ref`.
     """
     mask = check_by_token(mask, logp=logp, old_logp=old_logp)
-    check_choice("ratio", ratio, get_args(Ratio))
-    check_choice("reduce", reduce, get_args(Reduce))
-    check_choice("surrogate", surrogate, get_args(Surrogate))
-    if not (0 <= clip_low <= 1 and clip_high >= 0):
-        raise ConfigError(f"clip_low={clip_low}, clip_high={clip_high}: give 0 <= clip_low <= 1 and clip_high >= 0.")
-    if not (tau_pos > 0 and tau_neg > 0):
-        raise ConfigError(f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0.")
+    for name, given, kind in (("ratio", ratio, Ratio), ("reduce", reduce, Reduce), ("surrogate", surrogate, Surrogate)):
+        check_choice(name, given, get_args(kind))
+    bounds = f"clip_low={clip_low}, clip_high={clip_high}: give 0 <= clip_low <= 1 and clip_high >= 0."
+    gates = f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0."
+    if wrong := unmet((0 <= clip_low <= 1 and clip_high >= 0, bounds), (tau_pos > 0 and tau_neg > 0, gates)):
+        raise ConfigError(wrong)
 
     A = _by_token(advantages, mask)
     logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)
@@ -90,26 +89,8 @@ def policy_loss(
     log_w = (logp - old_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     w = _ratio(log_w, mask, ratio)
 
-    low, high = w < 1 - clip_low, w > 1 + clip_high  # what is clipped in wrong and in correct answers
-    clipped = w.clamp(1 - clip_low, 1 + clip_high)
-    if surrogate == "clip":
-        token_loss = -torch.minimum(w * A, clipped * A)
-    elif surrogate == "cispo":
-        token_loss = -clipped.detach() * A * logp
-    elif surrogate == "sapo":
-        tau = torch.where(A > 0, tau_pos, tau_neg)
-        token_loss = -4 / tau * torch.sigmoid(tau * (w - 1)) * A
-        low = high = torch.zeros_like(low)
-    elif surrogate == "geo_mean":
-        low, high = log_w < -clip_low, log_w > clip_high
-        m = torch.where(A > 0, log_w.clamp_max(clip_high), log_w.clamp_min(-clip_low))
-        w = masked_mean(m, mask, -1).exp().expand_as(m)
-        token_loss = -w * A
-    else:
-        p, p_old = logp.detach().exp(), old_logp.exp()
-        d = (p - p_old).abs() if surrogate == "dppo_tv" else _binary_kl(p_old, p, -log_w.detach())
-        low, high = (d > clip_low) & (p < p_old), (d > clip_high) & (p > p_old)
-        token_loss = -torch.where(torch.where(A > 0, high, low), 0, w.detach() * A * logp)
+    clips, taus = (clip_low, clip_high), (tau_pos, tau_neg)
+    token_loss, w, low, high = _surrogate(surrogate, A, logp, old_logp, log_w, w, mask, clips, taus)
     if penalty is not None:
         moved = mask & (log_w.detach().abs() > ROUNDING)
         token_loss = token_loss + torch.where(moved, penalty, 0) * log_w.abs()
@@ -130,6 +111,30 @@ def _ratio(log_w: Tensor, mask: Tensor, ratio: Ratio) -> Tensor:
     if ratio == "sequence_mean":
         return masked_mean(log_w.exp(), mask, -1).expand_as(log_w)
     return masked_mean(log_w, mask, -1).exp().expand_as(log_w)
+
+
+def _surrogate(
+    surrogate: Surrogate, A: Tensor, logp: Tensor, old_logp: Tensor, log_w: Tensor, w: Tensor, mask: Tensor,
+    clips: tuple[float, float], taus: tuple[float, float],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """−s, ŵ, and what is clipped in wrong and in correct answers."""
+    clip_low, clip_high = clips
+    low, high = w < 1 - clip_low, w > 1 + clip_high
+    if surrogate in ("clip", "cispo"):
+        clipped = w.clamp(1 - clip_low, 1 + clip_high)
+        loss = -torch.minimum(w * A, clipped * A) if surrogate == "clip" else -clipped.detach() * A * logp
+        return loss, w, low, high
+    if surrogate == "sapo":
+        tau = torch.where(A > 0, *taus)
+        return -4 / tau * torch.sigmoid(tau * (w - 1)) * A, w, torch.zeros_like(low), torch.zeros_like(low)
+    if surrogate == "geo_mean":
+        m = torch.where(A > 0, log_w.clamp_max(clip_high), log_w.clamp_min(-clip_low))
+        w = masked_mean(m, mask, -1).exp().expand_as(m)
+        return -w * A, w, log_w < -clip_low, log_w > clip_high
+    p, p_old = logp.detach().exp(), old_logp.exp()
+    d = (p - p_old).abs() if surrogate == "dppo_tv" else _binary_kl(p_old, p, -log_w.detach())
+    low, high = (d > clip_low) & (p < p_old), (d > clip_high) & (p > p_old)
+    return -torch.where(torch.where(A > 0, high, low), 0, w.detach() * A * logp), w, low, high
 
 
 def _binary_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:

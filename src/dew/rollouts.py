@@ -24,24 +24,17 @@ class Rollouts:
 
     mask: Bool[Tensor, "P G T"]
     """True on tokens that the policy sampled and that train. Nothing else is ever read."""
-
     reward: Float[Tensor, "P G"]
     """The outcome reward of each answer, which decides O⁺ and O⁻."""
-
     tokens: Int[Tensor, "P G T"] | None = None
-
     logp: Float[Tensor, "P G T"] | None = None
     """Log-probability of each token under the policy that sampled it."""
-
     entropy: Float[Tensor, "P G T"] | None = None
     """Entropy of that policy at each token, in nats, at the sampling temperature."""
-
     sum_sq: Float[Tensor, "P G T"] | None = None
     """Σ_v π(v)² of that policy at each token."""
-
     extra: Float[Tensor, "P G"] | None = None
     """What other rewards (format, length) add to the outcome. Does not affect O⁺ and O⁻."""
-
     rows: Int[Tensor, "P G"] | None = None
     """The row of each answer, −1 on padding. None: answers are rows in order, without padding."""
 

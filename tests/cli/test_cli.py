@@ -242,11 +242,7 @@ def test_black_text_is_readable_on_every_credit():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (["--step", 9], "Choose one of: 3."),
-        (["--group", 5], "Choose one of: 0."),
-    ],
+    ("words", "says"), [(["--step", 9], "Choose one of: 3."), (["--group", 5], "Choose one of: 0.")]
 )
 def test_explain_lists_what_was_recorded(dew, tmp_path, words, says):
     write_records(tmp_path, 3, [group()])

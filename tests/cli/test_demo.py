@@ -42,8 +42,7 @@ def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():
     assert {"clip_low", "clip_high", "overlong"} <= shared and all(ours[key] == theirs[key] for key in shared)
 
 
-# Child processes
-
+# ── Child processes ───────────────────────────────────────────────────────────────────────────────────────
 DONE = """
 import sys, pathlib
 from dew.run.folder import RunFolder, lock
@@ -146,9 +145,7 @@ def test_a_run_is_finished_when_it_is_evaluated(tmp_path, status, model, scores,
     assert folder.finished() is finished
 
 
-# The whole
-
-
+# ── The whole ─────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.slow
 def test_the_demo_as_a_newcomer_types_it(tmp_path):
     words = [sys.executable, "-m", "dew.cli", "demo", "--steps", "8", "--out", "out"]

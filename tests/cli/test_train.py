@@ -24,21 +24,11 @@ from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
 SMALL = {
-    "model_name_or_path": "tiny",
-    "task": "countdown",
-    "problems": 64,
-    "algorithm": "gtpo",
-    "max_steps": 2,
-    "num_generations": 4,
-    "per_device_train_batch_size": 16,
-    "max_completion_length": 32,
-    "gradient_checkpointing": False,
-    "bf16": False,
-    "use_cpu": True,
-    "report_to": "none",
-    "records_every": 1,
+    "model_name_or_path": "tiny", "task": "countdown", "problems": 64, "algorithm": "gtpo", "max_steps": 2,
+    "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 32,
+    "gradient_checkpointing": False, "bf16": False, "use_cpu": True, "report_to": "none", "records_every": 1,
     "save_steps": 1,
-}
+}  # fmt: skip
 
 
 def start(*words):

@@ -27,9 +27,7 @@ def difference(*by_pair, arm="gtpo", score="area", unit="seeds", task=""):
     return paired(values, dict.fromkeys(values, 0.0), arm=arm, baseline="dapo", score=score, unit=unit, task=task)
 
 
-# Statistics
-
-
+# ── Statistics ────────────────────────────────────────────────────────────────────────────────────────────
 def test_t_test_is_scipys():
     from scipy.stats import ttest_rel
 
@@ -64,9 +62,7 @@ def test_holm_by_hand():
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 · 0.01, then 2 · 0.03, then no less
 
 
-# Differences
-
-
+# ── Differences ───────────────────────────────────────────────────────────────────────────────────────────
 def test_a_difference_is_paired():
     """Seeds differ by up to 0.4, the arms by about 0.01 in every seed: pairing sees only the latter."""
     base = [0.1, 0.4, 0.2, 0.3, 0.5]
@@ -106,9 +102,7 @@ def test_swapping_the_arms_flips_the_sign(by_pair):
     assert (forth.value, forth.low, forth.high) == pytest.approx((-back.value, -back.high, -back.low))
 
 
-# Results of runs
-
-
+# ── Results of runs ───────────────────────────────────────────────────────────────────────────────────────
 def write_run(folder, correct=(1, 0), **facts):
     """A run with two problems of two answers."""
     run = RunFolder(folder)
@@ -152,9 +146,7 @@ def test_one_run_each_is_paired_by_problem(tmp_path):
     assert {d.unit for d in compare_runs(results, "dapo")} == {"seeds"}
 
 
-# Verdicts
-
-
+# ── Verdicts ──────────────────────────────────────────────────────────────────────────────────────────────
 CLEAR = (0.030, 0.031, 0.032, 0.031, 0.032)
 NOISE = (0.1, -0.1, 0.05, -0.06, 0.02)
 
@@ -199,9 +191,7 @@ def test_the_tables_by_hand():
     assert "difference" not in summary(results[:2], [])
 
 
-# Grids
-
-
+# ── Grids ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_grid_returns_what_is_not_finished(tmp_path):
     cells = [Cell(arm, seed) for seed in (0, 1) for arm in ("dapo", "gtpo(alpha2=0.5)")]
     assert open_grid(tmp_path / "g", cells, {"max_steps": 5}) == cells

@@ -28,9 +28,7 @@ def scores_of(groups: list[list[Verdict]]) -> Scores:
     return Scores("sums", "by hand", Sampling(k=len(groups[0])), problems, seconds=0.5)
 
 
-# Golden
-
-
+# ── Golden ────────────────────────────────────────────────────────────────────────────────────────────────
 def test_pass_at_k_by_hand():
     assert pass_at_k(4, 1, 1) == 0.25
     assert pass_at_k(4, 1, 2) == 0.5  # 1 − C(3,2)/C(4,2) = 1 − 3/6
@@ -65,9 +63,7 @@ def test_paired_difference_by_hand():
     assert change.within_noise  # one problem of three proves nothing
 
 
-# Oracle
-
-
+# ── Oracle ────────────────────────────────────────────────────────────────────────────────────────────────
 @given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
 def test_pass_at_k_counts_subsets(case: tuple[int, int, int]):
     n, c, k = case
@@ -81,8 +77,7 @@ def test_more_answers_to_the_same_problems_do_not_narrow_the_interval():
     assert few["pass@1"] == many["pass@1"]
 
 
-# Properties
-
+# ── Properties ────────────────────────────────────────────────────────────────────────────────────────────
 verdicts = st.lists(st.sampled_from([RIGHT, WRONG, NOTHING]), min_size=4, max_size=4)
 
 
@@ -116,9 +111,7 @@ def test_scores_round_trip_through_a_file(tmp_path_factory, groups: list[list[Ve
     assert json.loads(path.read_text())["scores"]["pass@1"]["value"] == scores["pass@1"].value
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_different_problems_are_not_compared():
     with pytest.raises(ConfigError, match="1 of sums and 2 of sums, 1 in common"):
         compare_scores(scores_of([[RIGHT], [WRONG]]), scores_of([[RIGHT]]))

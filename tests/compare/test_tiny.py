@@ -28,9 +28,7 @@ def tiny():
 PROMPTS = [row["prompt"] for row in Countdown().rows(5, split="held_out")] + ["3,5>8:"]
 
 
-# Oracle
-
-
+# ── Oracle ────────────────────────────────────────────────────────────────────────────────────────────────
 @torch.no_grad()
 def greedy_answer(model, tokenizer, prompt: str, limit: int) -> str:
     """Token by token, without cache, batch or padding."""
@@ -68,9 +66,7 @@ def test_answers_are_sampled_from_the_plain_softmax(tiny):
             assert abs(seen[token] / n - p) < 4 * (p * (1 - p) / n) ** 0.5 + 1 / n, token
 
 
-# Properties
-
-
+# ── Properties ────────────────────────────────────────────────────────────────────────────────────────────
 def test_seed_is_reproducible_and_does_not_touch_the_global_rng(tiny):
     torch.manual_seed(5)
     state = torch.get_rng_state()
@@ -98,9 +94,7 @@ def test_truncated_answers_are_marked(tiny):
     assert all(answer.tokens == len(answer.text) + 1 for group in whole for answer in group)
 
 
-# The bundled model and a whole evaluation
-
-
+# ── The bundled model and a whole evaluation ──────────────────────────────────────────────────────────────
 def test_bundled_model_matches_its_card(tiny):
     model, tokenizer = tiny
     assert 500_000 < sum(p.numel() for p in model.parameters()) < 1_500_000
@@ -122,9 +116,7 @@ def test_scores_contain_every_answer(tiny, tmp_path):
     assert compare_scores(scores, again)["mean@2"].equal
 
 
-# A reward function in place of a verifier
-
-
+# ── A reward function in place of a verifier ──────────────────────────────────────────────────────────────
 def scored(tiny, *values):
     """Scores of three answers to one problem with these rewards."""
     return evaluate(*tiny, Countdown().rows(1), lambda completions, **_: list(values), k=3, max_new_tokens=2)
@@ -143,9 +135,7 @@ def test_an_evaluation_without_any_reward_is_an_error(tiny, values):
         scored(tiny, *values)
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_rows_need_prompts_and_a_verifier(tiny):
     with pytest.raises(ConfigError, match="Rows need a verifier"):
         evaluate(*tiny, Countdown().rows(1))

@@ -10,28 +10,12 @@ from dew.algorithms import get_algorithm, parse_algorithm
 from dew.run.alarms import FIRST, NEWEST, RULES, Alarms, History
 
 HEALTHY = {
-    "reward": 0.4,
-    "accuracy": 0.4,
-    "groups/mixed_share": 0.6,
-    "length/truncated_share": 0.05,
-    "entropy": 0.5,
-    "credit/top1_share": 0.02,
-    "credit/tokens": 200.0,
-    "credit/max_weight": 4.0,
-    "credit/flipped_share": 0.0,
-    "eval/pass@1": 0.4,
-    "eval/pass@16": 0.9,
-    "ratio/abs_log": 0.01,
-    "sampler/kl": 0.001,
-    "clip/low": 0.01,
-    "clip/high": 0.02,
-    "kl/approx": 0.002,
-    "verifier/failed_share": 0.0,
-    "grad_norm": 0.3,
-    "loss": 0.001,
-    "groups/short": 0.0,
-    "steps/skipped": 0.0,
-}
+    "reward": 0.4, "accuracy": 0.4, "groups/mixed_share": 0.6, "length/truncated_share": 0.05, "entropy": 0.5,
+    "credit/top1_share": 0.02, "credit/tokens": 200.0, "credit/max_weight": 4.0, "credit/flipped_share": 0.0,
+    "eval/pass@1": 0.4, "eval/pass@16": 0.9, "ratio/abs_log": 0.01, "sampler/kl": 0.001, "clip/low": 0.01,
+    "clip/high": 0.02, "kl/approx": 0.002, "verifier/failed_share": 0.0, "grad_norm": 0.3, "loss": 0.001,
+    "groups/short": 0.0, "steps/skipped": 0.0,
+}  # fmt: skip
 
 # name -> (number of bad steps, their metrics); the alarm must fire at the last of them and not before
 BAD = {

@@ -65,16 +65,12 @@ def test_names_and_defaults_match_the_papers():
     sampled_once = {"gtpo", "grpo_s", "grpo", "dr_grpo", "gspo", "sapo", "w_reinforce", "reinforce_pp", "trl"}
     sampled_once |= {"gmpo", "dppo", "gepo"}
     assert {n for n in NAMES if not get_algorithm(n).dynamic_sampling} == sampled_once
-    named = {
-        n: (get_algorithm(n).credit, get_algorithm(n).surrogate) for n in ("dapo", "cispo", "sapo", "maxrl", "qae")
-    }
-    assert named == {
-        "dapo": ("grpo", "clip"),
-        "cispo": ("grpo", "cispo"),
-        "sapo": ("grpo", "sapo"),
-        "maxrl": ("maxrl", "clip"),
-        "qae": ("qae", "clip"),
-    }
+    reads = {"needs_logp": "clip_cov kl_cov steer otb gepo stare", "needs_sum_sq": "otb", "penalises": "kl_cov",
+             "fixed_divisor": "dr_grpo dppo", "engine_loss": "trl"}  # fmt: skip
+    for fact, names in reads.items():
+        assert {n for n in NAMES if getattr(get_algorithm(n), fact)} == set(names.split()), fact
+    for credit in ("maxrl", "qae", "w_reinforce", "reinforce_pp"):
+        assert get_algorithm(credit).credit == credit and get_algorithm("dapo").credit == "grpo"
     assert get_algorithm("grpo_s", average="geometric").ratio == "sequence_geometric"
 
 
@@ -183,8 +179,8 @@ def test_dr_grpo_divides_by_the_budget():
 def test_entropy_bonus_uses_the_current_policy():
     zero, mask = torch.zeros(1, 2), torch.ones(1, 2).bool()
     algorithm = get_algorithm("entropy_advantage")
-    loss, _ = algorithm.loss(zero, part(mask, zero, entropy=torch.tensor([[1.0, 9.0]])), torch.ones(1, 2))
-    assert loss.item() == pytest.approx(-(1.4 + 1.5) / 2)
+    loss, stats = algorithm.loss(zero, part(mask, zero, entropy=torch.tensor([[1.0, 9.0]])), torch.ones(1, 2))
+    assert loss.item() == pytest.approx(-(1.4 + 1.5) / 2) and stats["credit/bonus"].item() == pytest.approx(0.45)
     with pytest.raises(ShapeError, match="current policy's entropy"):
         algorithm.loss(zero, part(mask, zero), torch.ones(1, 2))
 

@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from dew import Rollouts, get_algorithm
-from dew.credit import (
-    entropy_advantages,
-    forking_mask,
-    group_overlong,
-    grpo_advantages,
-    soft_overlong,
-)
+from dew.credit import entropy_advantages, forking_mask, group_overlong, grpo_advantages, soft_overlong
 from dew.losses import policy_loss
 from groups import pad
 

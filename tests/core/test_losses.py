@@ -16,11 +16,11 @@ LN = math.log
 
 
 @st.composite
-def batches(draw, max_rows=6):
+def batches(draw):
     """Ragged (logp, old_logp, advantages per token)."""
     value = st.floats(-3, 0, width=32)
     credit = st.floats(-2, 2, width=32)
-    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=max_rows))
+    lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
     return tuple([draw(st.lists(kind, min_size=n, max_size=n)) for n in lengths] for kind in (value, value, credit))
 
 

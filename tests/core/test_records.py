@@ -33,8 +33,6 @@ GROUP = GroupRecord(
 
 
 # ── golden ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_format_of_a_group(tmp_path: Path) -> None:
     assert write_records(tmp_path, 120, [GROUP]) == 1
     path = tmp_path / "records" / "step-00000120.jsonl.gz"
@@ -65,7 +63,6 @@ def test_minimal_record(tmp_path: Path) -> None:
 
 
 # ── properties ──────────────────────────────────────────────────────────────────────────────────────────────
-
 any_text = st.text(st.characters(exclude_categories=()), max_size=20)  # every code point, lone surrogates too
 
 
@@ -87,8 +84,6 @@ def test_last_value_of_a_step_counts(tmp_path_factory: pytest.TempPathFactory, l
 
 
 # ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_nonfinite_numbers_become_nan(tmp_path: Path) -> None:
     write_records(tmp_path, 0, [GroupRecord(0, 0, "", [AnswerRecord(["a"], True, math.inf, ratio=[math.nan])])])
     (group,) = read_records(record_path(tmp_path, 0))

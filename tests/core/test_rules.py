@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import oracles
 from dew import DewError, Rollouts, get_algorithm
 from dew.algorithms.base import Part
+from dew.algorithms.credit import give_credit
 from dew.credit import (
     clip_cov_mask,
     entropy_bands,
@@ -430,9 +431,9 @@ def test_padding_does_not_matter(batch, name):
 @given(batches())
 def test_kl_cov_penalises_the_chosen_tokens_and_keeps_dapos_advantages(batch):
     grouped, algorithm = rollouts(batch), get_algorithm("kl_cov", cov_coef=3.0, cov_share=0.2)
-    A = algorithm.advantages(grouped)
-    assert A.equal(get_algorithm("dapo").advantages(grouped))
-    penalty = algorithm.penalties(grouped, A)
+    credit = give_credit(algorithm, grouped)
+    assert credit.advantages.equal(get_algorithm("dapo").advantages(grouped))
+    penalty = credit.penalty
     live = int(grouped.mask.sum())
     assert (penalty > 0).sum() == max(1, int(0.2 * live + 1e-9)) and penalty.sum() == 3 * (penalty > 0).sum()
     assert not penalty[~grouped.mask].any()

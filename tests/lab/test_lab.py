@@ -51,8 +51,6 @@ def text(tokens):
 
 
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def countdown_oracle(answer, numbers, target):
     """Plain Python: replay the steps."""
     pool, value = list(numbers), None
@@ -143,8 +141,6 @@ def test_problems_are_well_formed(name):
 
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_sampling_with_a_cache_equals_the_whole_forward_pass():
     prompts = EASY.problems(3, generator(5)).prompt
     answers = sample(START, prompts, torch.rand(1, 6, EASY.tokens, generator=generator(6)))
@@ -351,8 +347,6 @@ def test_credit_of_several_runs_is_that_of_each(text, stacked):
 
 
 # ── arms ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_arms_from_text():
     arms = parse_arms(["dapo", "gtpo(alpha2=0.5, pool=joint)@3e-5", "gtpo(entropy_clip=(0.1,2.0))"], [1e-4, 2e-4])
     assert [(arm.label, arm.learning_rate) for arm in arms[:2]] == [("dapo", 1e-4), ("dapo", 2e-4)]
@@ -390,7 +384,6 @@ def test_mistakes_in_an_arm_are_explained(arm, words, algorithm_registry, dew, t
 
 
 # ── studies ─────────────────────────────────────────────────────────────────────────────────────────────────
-
 RULE = """
 from dataclasses import dataclass
 from typing import ClassVar
@@ -644,8 +637,6 @@ def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):
 
 
 # ── differences ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def invented(scores):
     """Results with these areas: {(arm, rate): [by seed]}."""
     names = ("area", "final", "pass@1", "pass@16", "entropy", "length", "flipped")

@@ -254,18 +254,10 @@ MODEL = Model(parameters=1000, trained=1000, layers=3, width=8, inner=20, contex
 
 def arguments(**changes):
     plain = {
-        "max_completion_length": 6,
-        "per_device_train_batch_size": 2,
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "fp16": False,
-        "optim": "adamw_torch_fused",
-        "use_vllm": False,
-        "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": 0.3,
-        "vllm_enable_sleep_mode": False,
-        "build_algorithm": GTPO,
-    }
+        "max_completion_length": 6, "per_device_train_batch_size": 2, "gradient_checkpointing": False, "bf16": False,
+        "fp16": False, "optim": "adamw_torch_fused", "use_vllm": False, "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": 0.3, "vllm_enable_sleep_mode": False, "build_algorithm": GTPO,
+    }  # fmt: skip
     return SimpleNamespace(**{**plain, **changes})
 
 
@@ -341,10 +333,7 @@ def test_checkpoints_on_the_disk():
     assert checkpoints(SimpleNamespace(**{**plain, "save_strategy": "no"}), 100) == 0
     assert checkpoints(SimpleNamespace(**{**plain, "save_steps": 0.25}), 100) == 4
     steps = SimpleNamespace(
-        max_steps=-1,
-        num_train_epochs=3,
-        num_iterations=1,
-        batches=Batches(sampled=32, trained=32, answers=4),
+        max_steps=-1, num_train_epochs=3, num_iterations=1, batches=Batches(sampled=32, trained=32, answers=4)
     )
     assert optimizer_steps(steps, 80) == 30  # 32 answers = 8 prompts a step, 80 prompts, 3 times
 

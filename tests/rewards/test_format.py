@@ -6,9 +6,8 @@ from dew.errors import ConfigError
 from dew.rewards import load_reward, reward, verifier
 from dew.rewards.verifiers import boxed_format, think_answer_format, think_format
 
-# Golden
 
-
+# ── Golden ────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("text", "thinks", "answers"),
     [
@@ -42,9 +41,7 @@ def test_rewards_by_name():
     assert reward("math") is verifier("math") and reward("think_format") is think_format
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -8,7 +8,6 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards import Verdict, verifier
 from dew.rewards.games import parse_steps
 
-STATUSES = ("correct", "wrong", "unparsable")
 countdown, equation = map(verifier, ("countdown", "countdown-tinyzero"))
 
 
@@ -16,9 +15,7 @@ def check(text: str, numbers: list[int], target: int) -> Verdict:
     return countdown.check(text, numbers=numbers, answer=str(target))
 
 
-# Golden
-
-
+# ── Golden ────────────────────────────────────────────────────────────────────────────────────────────────
 def test_countdown_accepts_every_way_to_the_target():
     # 2, 3, 5 -> 16:  3+5=8, 8*2=16.   Also 5+3, and the product the other way round.
     for text in ("3+5=8;8*2=16", "5+3=8;2*8=16", " 3+5=8;8*2=16\n"):
@@ -110,9 +107,7 @@ def test_division_is_exact():
     assert equation.check("<answer>(1 / 3) * 6</answer>", numbers=[1, 3, 6], answer="2").correct
 
 
-# Oracle
-
-
+# ── Oracle ────────────────────────────────────────────────────────────────────────────────────────────────
 def reaches(numbers: list[int], target: int) -> set[str]:
     """Every solution, by exhaustion: take any two numbers, put any result back."""
     found = set()
@@ -138,28 +133,14 @@ def test_exactly_the_solutions_found_by_exhaustion_are_correct(numbers: list[int
     assert {text for text in everything if check(text, numbers, target).correct} == reaches(numbers, target)
 
 
-# Properties
-
-
-@given(st.text(alphabet="0123456789+-*=; .e_()x", max_size=30))
-def test_no_text_raises(text: str):
-    assert check(text, [1, 2, 3], 6).status in STATUSES
-
-
+# ── Properties ────────────────────────────────────────────────────────────────────────────────────────────
 @given(st.lists(st.tuples(st.integers(-99, 99), st.sampled_from("+-*"), st.integers(-99, 99), st.integers(0, 999))))
 def test_steps_survive_a_round_trip(steps: list[tuple[int, str, int, int]]):
     text = ";".join(f"{left}{op}{right}={result}" for left, op, right, result in steps)
     assert parse_steps(text) == (steps or None)
 
 
-@given(st.text(alphabet="0123456789+-*/() =", max_size=40))
-def test_no_equation_raises(text: str):
-    assert equation.check(f"<answer>{text}</answer>", numbers=[1, 2], answer="3").status in STATUSES
-
-
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_answers_may_be_conversations():
     given = [[{"role": "assistant", "content": "1+2=3"}], []]
     assert countdown(given, numbers=[[1, 2]] * 2, answer=["3"] * 2) == [1.0, 0.0]

@@ -22,8 +22,8 @@ CASES = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/d
 PATIENT = 60.0
 """Seconds for tests that are not about time limits: the machine may be busy."""
 
-# Golden: completion, gold, whether it is correct
 
+# ── Golden: completion, gold, whether it is correct ───────────────────────────────────────────────────────
 UNION = r"(-\infty,-1)\cup(2,\infty)"
 SAME = [
     # numbers
@@ -274,9 +274,7 @@ def test_choices_and_words():
     assert words("x+y") is words("42") is None
 
 
-# Oracle: labels from other projects' test suites
-
-
+# ── Oracle: labels from other projects' test suites ───────────────────────────────────────────────────────
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 def test_agreement_with_labels_is_better_than_that_of_math_verify(every):
     """docs/rewards.md names the four labels that dew misses."""
@@ -291,9 +289,7 @@ def test_agreement_with_labels_is_better_than_that_of_math_verify(every):
     assert ours > plain and ours >= len(rows) - 4
 
 
-# Properties
-
-
+# ── Properties ────────────────────────────────────────────────────────────────────────────────────────────
 @settings(deadline=None)
 @given(st.fractions(max_denominator=10**6).filter(lambda f: abs(f) < 10**12))
 def test_numbers_survive_a_round_trip(value):
@@ -329,9 +325,7 @@ def test_an_answer_is_a_part_of_its_text(text: str):
     assert found is None or all(part in text for part in found.text.split(", "))
 
 
-# As a reward
-
-
+# ── As a reward ───────────────────────────────────────────────────────────────────────────────────────────
 def test_math_is_a_reward_function_for_trl():
     logged: dict[str, Any] = {}
     rewards = replace(math, timeout=PATIENT)(
@@ -370,9 +364,7 @@ def test_gold_answers_are_checked_against_themselves():
     assert len(good) == 3 and [row["answer"] for row in bad] == ["", r"\frac{", "???"]
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_missing_completion_counts_as_empty():
     assert math_verdicts([None], ["42"]) == [Verdict("unparsable")]
     assert math_verdicts(["None"], [None])[0].status == "unparsable"  # a missing gold answer matches nothing

@@ -33,9 +33,7 @@ def statuses(*completions: str, limit: float = PATIENT, gold: str = "x+1") -> li
     return [v.status for v in math_verdicts(completions, [gold] * len(completions), timeout=limit)]
 
 
-# Time limits
-
-
+# ── Time limits ───────────────────────────────────────────────────────────────────────────────────────────
 def test_an_endless_answer_times_out_and_the_next_one_is_checked():
     assert statuses(ENDLESS, limit=0.3) == ["timeout"]
     assert statuses(r"\boxed{1+x}", r"\boxed{2+x}") == ["correct", "wrong"]
@@ -71,9 +69,7 @@ def test_no_hostile_string_exceeds_its_limit_by_a_second():
         assert max(threads.map(seconds, hostile(10_000))) <= 0.5 + 1
 
 
-# Threads, forks, signals
-
-
+# ── Threads, forks, signals ───────────────────────────────────────────────────────────────────────────────
 def test_from_many_threads_at_once():
     with ThreadPoolExecutor(8) as threads:
         found = threads.map(lambda i: math_verdict(rf"\boxed{{x+{i % 2 + 1}}}", "1+x", timeout=PATIENT), range(24))
@@ -105,8 +101,7 @@ def test_a_daemonic_child_has_its_own_workers(method: str):
     assert statuses(r"\boxed{1+x}") == ["correct"]  # and the parent's workers still run
 
 
-# No processes left behind
-
+# ── No processes left behind ──────────────────────────────────────────────────────────────────────────────
 SCRIPT = """
 import sys
 from dew.rewards.math import math_verdicts, workers
@@ -156,9 +151,7 @@ def test_workers_start_when_they_are_needed():
     assert threading.active_count() == threads
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 def test_missing_math_verify_is_reported_with_the_remedy(monkeypatch):
     monkeypatch.setattr(process, "_BOOT", "import sys; sys.modules['math_verify'] = None" + process._BOOT)
     workers.close()

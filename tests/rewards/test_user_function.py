@@ -103,9 +103,7 @@ def load(tmp_path, monkeypatch):
             reward._process.kill()
 
 
-# Return values
-
-
+# ── Return values ─────────────────────────────────────────────────────────────────────────────────────────
 def test_rewards_are_returned(load):
     reward = load("plain")
     assert reward(["1", "2"], prompts=["a", "b"], answer=["1", "1"]) == [1.0, 0.0]
@@ -155,9 +153,7 @@ def test_not_finite_values_are_kept_apart_from_none():
     assert as_rewards("mine", [nan, 1, -inf, None], 4) == [NOT_FINITE, 1.0, NOT_FINITE, None]
 
 
-# Time limit
-
-
+# ── Time limit ────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("name", ["busy", "in_c", "deaf"])
 def test_a_hang_of_any_kind_loses_the_batch(load, name, caplog):
     assert load(name, timeout=0.3)(["a", "b"]) == [None, None]
@@ -188,9 +184,7 @@ def test_an_interrupted_batch_does_not_answer_the_next_one(load):
     assert reward(["a", "bc"]) == [1.0, 2.0]
 
 
-# Memory limit
-
-
+# ── Memory limit ──────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.parametrize("name", ["leaks", "hoards"])
 def test_a_leak_is_killed_at_the_memory_limit(load, name, caplog):
@@ -202,9 +196,7 @@ def test_a_leak_is_killed_at_the_memory_limit(load, name, caplog):
     assert memory_of(os.getpid()) > 0
 
 
-# Failures
-
-
+# ── Failures ──────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -306,9 +298,7 @@ def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
     assert gone(pid)
 
 
-# Lookup
-
-
+# ── Lookup ────────────────────────────────────────────────────────────────────────────────────────────────
 def test_files_and_modules_are_found_in_the_working_folder_and_in_folders(tmp_path, monkeypatch):
     here, there = tmp_path / "here", tmp_path / "there"
     for folder, value in ((here, 1), (there, 2)):
@@ -363,9 +353,7 @@ def test_threads_share_one_process(load):
         assert sorted(r for (r,) in threads.map(lambda _: reward(["a"]), range(12))) == [float(i) for i in range(1, 13)]
 
 
-# Callables, which run in this process
-
-
+# ── Callables, which run in this process ──────────────────────────────────────────────────────────────────
 def scored(function, timeout=0.3, **columns):
     from dew.engines.trl.rewards import checked
 

@@ -24,7 +24,6 @@ SOURCES = sorted((Path(__file__).parents[2] / "src" / "dew").rglob("*.py"))
 
 
 # ── what the source may not hold ────────────────────────────────────────────────────────────────────────────
-
 FORBIDDEN = {
     "eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler",
     "marshal.loads", "dill.load", "dill.loads", "joblib.load", "shelve.open", "yaml.unsafe_load", "yaml.full_load",
@@ -126,7 +125,6 @@ def test_the_search_itself_finds_each(line):
 
 
 # ── verifiers ───────────────────────────────────────────────────────────────────────────────────────────────
-
 WATCHER = r"""
 import json, os, signal, sys
 from dew.rewards import extract, normalize, verifier, verifiers
@@ -268,8 +266,6 @@ def test_a_worker_whose_parser_opens_a_file_to_write_finds_nothing(tmp_path):
 
 
 # ── records, report, console ────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture(scope="module")
 def hostile_run(tmp_path_factory) -> Path:
     """A run whose every text is an attack."""
@@ -389,8 +385,6 @@ def test_the_live_screen_and_warnings_too(hostile_run, capsys):
 
 
 # ── recipes and templates ───────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("form", ["%s", "a: %s", "a: [%s]", "%s: a", "task: countdown\nx: &x %s\ny: *x"])
 def test_yaml_gives_plain_values_or_an_error(tmp_path, monkeypatch, form):
     from dew.run.config import parse_yaml

@@ -21,7 +21,6 @@ SMALL = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4
 
 
 # ── configs ─────────────────────────────────────────────────────────────────────────────────────────────────
-
 REFUSED = [
     ("algorithm", "evil_rules.py:Rule"), ("env", {"LD_PRELOAD": "/tmp/evil.so"}), ("overwrite_output_dir", True),
     ("trust_remote_code", True), ("trust_remote_code", "yes"), ("attn_implementation", "evil/kernel"),

@@ -139,28 +139,12 @@ MARKUP = r"""
 """
 
 TERMINAL = [
-    "\x1b[2J\x1b[H",
-    "\x1b[31mred\x1b[0m",
-    "\x1b]0;owned\x07",
-    "\x1b]8;;file:///etc/passwd\x07click\x1b]8;;\x07",
-    "\x1b]52;c;dG91Y2ggQ0FOQVJZ\x07",
-    "\x1bP$q\x1b\\",
-    "\x1b[6n",
-    "\x9b31mred",
-    "\x9d0;owned\x9c",
-    "\x08\x08\x08\x08ok",
-    "real\rfake",
-    "a\x00b",
-    "\x7f\x7f",
-    "line\x0bfeed\x0c",
-    "\u202egnp.exe\u202c",
-    "\u200b\u200d\ufeff",
-    "\ud800 lone",
-    "\udcff bytes",
-    "\u2028line\u2029",
-    "e" + "\u0301" * 500,
+    "\x1b[2J\x1b[H", "\x1b[31mred\x1b[0m", "\x1b]0;owned\x07", "\x1b]8;;file:///etc/passwd\x07click\x1b]8;;\x07",
+    "\x1b]52;c;dG91Y2ggQ0FOQVJZ\x07", "\x1bP$q\x1b\\", "\x1b[6n", "\x9b31mred", "\x9d0;owned\x9c",
+    "\x08\x08\x08\x08ok", "real\rfake", "a\x00b", "\x7f\x7f", "line\x0bfeed\x0c", "\u202egnp.exe\u202c",
+    "\u200b\u200d\ufeff", "\ud800 lone", "\udcff bytes", "\u2028line\u2029", "e" + "\u0301" * 500,
     "\U000e0041\U000e0042",
-]
+]  # fmt: skip
 
 PATHS = r"""
 ../../../../etc/passwd
@@ -199,35 +183,16 @@ None
 FAMILIES: dict[str, list[str]] = {
     name: [line for line in text.strip().split("\n") if line] if isinstance(text, str) else text
     for name, text in {
-        "python": PYTHON,
-        "sympy": SYMPY,
-        "latex": LATEX,
-        "shell": SHELL,
-        "yaml": YAML,
-        "templates": TEMPLATES,
-        "html": HTML,
-        "markup": MARKUP,
-        "terminal": TERMINAL,
-        "paths": PATHS,
-        "numbers": NUMBERS,
+        "python": PYTHON, "sympy": SYMPY, "latex": LATEX, "shell": SHELL, "yaml": YAML, "templates": TEMPLATES,
+        "html": HTML, "markup": MARKUP, "terminal": TERMINAL, "paths": PATHS, "numbers": NUMBERS,
     }.items()
-}
+}  # fmt: skip
 ATTACKS = [text for family in FAMILIES.values() for text in family]
 
 PLACES = (
-    "%s",
-    r"\boxed{%s}",
-    "#### %s",
-    "The answer is %s.",
-    "<answer>%s</answer>",
-    "so $%s$",
-    "$$x = %s$$",
-    r"\boxed{\text{%s}}",
-    r"\boxed{1 + %s}",
-    "<think>%s</think> %s",
-    "3+5=8;%s",
-    "the result [%s]",
-)
+    "%s", r"\boxed{%s}", "#### %s", "The answer is %s.", "<answer>%s</answer>", "so $%s$", "$$x = %s$$",
+    r"\boxed{\text{%s}}", r"\boxed{1 + %s}", "<think>%s</think> %s", "3+5=8;%s", "the result [%s]",
+)  # fmt: skip
 """Where in a completion it stands."""
 
 

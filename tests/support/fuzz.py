@@ -13,9 +13,7 @@ import shutil
 import signal
 import string
 import tempfile
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -32,7 +30,6 @@ from dew.run.records import SIGNALS, read_records
 from hostile import WORDS
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
-
 POOL = 10_000
 """Values drawn beforehand, which costs a hundredth of drawing them one by one; hypothesis chooses among them."""
 SPECIAL = [None, True, False, 0, 1, -1, "", "1", 10**400, 1e308, -0.0, math.nan, math.inf, -math.inf, 10**20, "nan", "trl",
@@ -160,7 +157,6 @@ GOLDS = st.sampled_from(["8", r"\frac{1}{2}", "x+1", r"\{1, 2\}", "(1, 2)", "C",
 
 
 # ── the doors ───────────────────────────────────────────────────────────────────────────────────────────────
-
 HERE = Path(tempfile.mkdtemp(prefix="dew-fuzz-"))
 atexit.register(shutil.rmtree, HERE, ignore_errors=True)
 
@@ -362,73 +358,45 @@ def _ring(*_: Any) -> None:
 SHAPES = st.lists(st.integers(0, 4), min_size=0, max_size=3)
 
 
-@dataclass(frozen=True)
-class Door:
-    check: Callable[[Any], None]
-    inputs: st.SearchStrategy[Any]
-    share: float
-    """Of all inputs."""
-    each: int = 1
-    """Inputs in one example."""
-
-
-DOORS = {
-    "recipe, text": Door(yaml_text, YAML_TEXT, 0.2),
-    "recipe, values": Door(recipe, SETTINGS, 0.1),
-    "recipe, values, TRL's parser": Door(recipe_parsed, SETTINGS, 0.01),
-    "records, bytes": Door(record_bytes, LINE_FILE, 0.2),
-    "records, values": Door(record, groups(), 0.04),
-    "run folder": Door(run_folder, RUN_FILES, 0.05),
-    "rows of problems": Door(rows, ROWS, 0.08),
-    "guide's answers": Door(guide, ROWS, 0.03),
-    "runs of other trainers": Door(foreign, FOREIGN, 0.04),
-    "gold columns": Door(gold_columns, st.tuples(LATEX | st.from_regex(r"(\d[-+*]\d=\d;?){1,3}"), VALUES, VALUES), 0.04),
-    "rollouts": Door(rollouts, st.tuples(st.lists(st.integers(0, 2), max_size=4), SHAPES, SHAPES, st.integers(0, 3)), 0.03),
-    "what a reward returns": Door(own_rewards, st.tuples(VALUES | st.binary() | st.complex_numbers(), st.integers(0, 3)), 0.03),
-    "verdicts": Door(verdict, st.tuples(LATEX, GOLDS), 0.16),
-    "verdicts, processes": Door(verdict_pool, st.lists(st.tuples(LATEX, GOLDS), min_size=50, max_size=50), 0.01, each=50),
+DOORS = {  # what is called, with which inputs, how many of them in every run of the tests
+    "recipe, text": (yaml_text, YAML_TEXT, 80),
+    "recipe, values": (recipe, SETTINGS, 150),
+    "recipe, values, TRL's parser": (recipe_parsed, SETTINGS, 20),
+    "records, bytes": (record_bytes, LINE_FILE, 150),
+    "records, values": (record, groups(), 30),
+    "run folder": (run_folder, RUN_FILES, 50),
+    "rows of problems": (rows, ROWS, 60),
+    "guide's answers": (guide, ROWS, 150),
+    "runs of other trainers": (foreign, FOREIGN, 80),
+    "gold columns": (gold_columns, st.tuples(LATEX | st.from_regex(r"(\d[-+*]\d=\d;?){1,3}"), VALUES, VALUES), 80),
+    "rollouts": (rollouts, st.tuples(st.lists(st.integers(0, 2), max_size=4), SHAPES, SHAPES, st.integers(0, 3)), 150),
+    "what a reward returns": (own_rewards, st.tuples(VALUES | st.binary() | st.complex_numbers(), st.integers(0, 3)), 150),
+    "verdicts": (verdict, st.tuples(LATEX, GOLDS), 50),
+    "verdicts, processes": (verdict_pool, st.lists(st.tuples(LATEX, GOLDS), min_size=50, max_size=50), 1),
 }  # fmt: skip
 
 
-ROUND = 500
+def fuzz(name: str, times: int = 1) -> int:
+    """Inputs at this door, and `times` as many again from other seeds; how many of them were refused."""
+    check, inputs, count = DOORS[name]
+    refused = 0
 
-
-def _place(error: BaseException) -> str:
-    """The last line of dew's own that an exception came through."""
-    place, at = "", error.__traceback__
-    while at is not None:
-        name = at.tb_frame.f_code.co_filename
-        place = f"{name.split('/src/')[-1]}:{at.tb_lineno}" if "/src/dew/" in name or not place else place
-        at = at.tb_next
-    return place
-
-
-def fuzz(door: Door, count: int, number: int = 0) -> dict[str, Any]:
-    """`count` inputs: how many were refused, and what else came out, each kind once with the shortest input."""
-    logging.disable(logging.CRITICAL)
-    before = signal.signal(signal.SIGALRM, _ring)
-    refused, tried, finds = 0, 0, {}
-
-    def go(given_: Any) -> None:
-        nonlocal refused, tried
-        tried += door.each
+    def enter(given_: Any) -> None:
+        nonlocal refused
         try:
-            door.check(given_)
+            check(given_)
         except DewError as error:
             refused += 1
             assert len(str(error)) < 20_000, "an error that nobody reads"
-        except (Exception, RecursionError) as error:
-            kind = f"{type(error).__name__} at {_place(error)}"
-            if kind not in finds or len(repr(given_)) < len(finds[kind][0]):
-                finds[kind] = (repr(given_), str(error)[:200])
 
-    turn = 1000 * number
-    while tried < count:  # by rounds: the longer hypothesis draws, the more it thinks about what it has drawn
-        left = max(1, (count - tried) // door.each)
-        plan = settings(max_examples=min(ROUND, left), deadline=None, database=None, phases=[Phase.generate],
-                        suppress_health_check=list(HealthCheck))  # fmt: skip
-        seed(turn)(plan(given(door.inputs)(go)))()
-        turn += 1
-    signal.signal(signal.SIGALRM, before)
-    logging.disable(logging.NOTSET)
-    return {"inputs": tried, "refused": refused, "finds": finds}
+    logging.disable(logging.CRITICAL)
+    before = signal.signal(signal.SIGALRM, _ring)
+    plan = settings(max_examples=count, deadline=None, database=None, phases=[Phase.generate, Phase.shrink],
+                    suppress_health_check=list(HealthCheck))  # fmt: skip
+    try:
+        for turn in range(times):  # the longer hypothesis draws, the more it thinks about what it has drawn
+            seed(turn)(plan(given(inputs)(enter)))()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        logging.disable(logging.NOTSET)
+    return refused

@@ -15,10 +15,10 @@ def pad(rows, fill=NAN, dtype=torch.float64):
 
 
 @st.composite
-def groups(draw, min_size=1, max_size=8, min_entropy=0.0, mixed=False):
+def groups(draw, max_size=8, min_entropy=0.0, mixed=False):
     """One group: (correct, ragged entropies)."""
+    G = draw(st.integers(2 if mixed else 1, max_size))
     entropies = st.floats(min_entropy, 5, width=32)
-    G = draw(st.integers(max(min_size, 2 if mixed else 1), max_size))
     rows = draw(st.lists(st.lists(entropies, min_size=1, max_size=5), min_size=G, max_size=G))
     correct = draw(st.lists(st.booleans(), min_size=G, max_size=G))
     if mixed:
@@ -26,10 +26,14 @@ def groups(draw, min_size=1, max_size=8, min_entropy=0.0, mixed=False):
     return correct, rows
 
 
+def tensors(group):
+    return torch.tensor(group[0]), *pad(group[1])
+
+
 @st.composite
-def batches(draw, max_rows=24):
+def batches(draw):
     """Rows of several groups of any size in any order: (group ids, rewards, ragged entropies)."""
-    n = draw(st.integers(1, max_rows))
+    n = draw(st.integers(1, 24))
     ids = draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
     rewards = draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=n, max_size=n))
     rows = draw(st.lists(st.lists(st.floats(0, 5, width=32), min_size=1, max_size=5), min_size=n, max_size=n))

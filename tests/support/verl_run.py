@@ -76,18 +76,11 @@ def run_verl(folder: Path, settings: list[str], timeout: int = 1500) -> subproce
     (folder / "batches").mkdir(parents=True, exist_ok=True)
     paths = [str(HERE), str(HERE.parents[1] / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
-        "DEW_DUMP": str(folder / "batches"),
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_worker_niceness": "0",
-        "HYDRA_FULL_ERROR": "1",
-    }
+        **os.environ, "PYTHONPATH": os.pathsep.join(paths), "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
+        "DEW_DUMP": str(folder / "batches"), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0",
+        "RAY_worker_niceness": "0", "HYDRA_FULL_ERROR": "1",
+    }  # fmt: skip
     with (folder / "log.txt").open("a") as log:
         done = subprocess.run(
             [sys.executable, "-m", "dew.engines.verl.main", *settings],

@@ -34,9 +34,7 @@ def shared(monkeypatch):
     monkeypatch.setenv("DEW_DATA", str(SHARED))
 
 
-# Golden
-
-
+# ── Golden ────────────────────────────────────────────────────────────────────────────────────────────────
 def test_all_formats_give_the_same_rows(tmp_path):
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(ROWS)
@@ -167,9 +165,7 @@ def test_templates():
     assert all("{problem}" not in str(render(name, "{braces} $x$")) for name in TEMPLATES)
 
 
-# Oracle: the copies of the real sets
-
-
+# ── Oracle: the copies of the real sets ───────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("name", "train", "held_out"),
     [
@@ -200,9 +196,7 @@ def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
     assert len(dapo) - len(train) < 30
 
 
-# Properties
-
-
+# ── Properties ────────────────────────────────────────────────────────────────────────────────────────────
 @settings(max_examples=20)
 @given(st.integers(0, 9), st.integers(0, 60), st.integers(0, 60))
 def test_fewer_rows_are_a_prefix_and_removing_a_row_moves_no_other(seed: int, n: int, gone: int):
@@ -245,9 +239,7 @@ def test_overlap_ignores_spelling_but_not_numbers():
     assert row_key({"problem": "x + 1"}, "problem") != row_key({"problem": "x - 1"}, "problem")
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -16,18 +16,14 @@ EASY = Countdown(numbers=3, largest=9)
 TASKS = [Countdown(), Sums(), EASY]
 
 
-# Golden
-
-
+# ── Golden ────────────────────────────────────────────────────────────────────────────────────────────────
 def test_problems_never_change():
     # A change here invalidates every score ever measured on the held-out problems.
     row = {"prompt": "13,4,8,4>21:", "answer": "21", "numbers": [13, 4, 8, 4], "solution": "13-4=9;8+4=12;12+9=21"}
     assert Countdown().rows(1, split="held_out") == [row]
 
 
-# Oracle
-
-
+# ── Oracle ────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("a_task", TASKS, ids=repr)
 def test_every_solution_is_correct_for_the_verifier(a_task):
     rows = a_task.rows(300) + a_task.rows(30, split="held_out")
@@ -35,9 +31,7 @@ def test_every_solution_is_correct_for_the_verifier(a_task):
     assert {verdict.status for verdict in verdicts} == {"correct"}
 
 
-# Properties
-
-
+# ── Properties ────────────────────────────────────────────────────────────────────────────────────────────
 @settings(max_examples=20)
 @given(st.integers(0, 5), st.integers(0, 5))
 def test_training_and_held_out_problems_are_disjoint(seed: int, other: int):
@@ -75,9 +69,7 @@ def test_rows_become_a_data_set(problems):
         assert datasets.Dataset.from_list(rows).to_list() == rows
 
 
-# Files with ready-made prompts
-
-
+# ── Files with ready-made prompts ─────────────────────────────────────────────────────────────────────────
 @pytest.fixture
 def problems(tmp_path):
     path = tmp_path / "sums.jsonl"
@@ -141,9 +133,7 @@ def test_files_that_cannot_be_read(tmp_path):
             task(str(tmp_path / name)).rows(1)
 
 
-# Edges
-
-
+# ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -20,11 +20,7 @@ def test_labels_cover_only_the_answer_and_its_end():
     text = tokenizer("1,2>3:1+2=3")["input_ids"]
     assert ids[0].tolist() == [*text, end]
     assert labels[0].tolist() == [ws.IGNORED] * 6 + text[6:] + [end]
-    assert ids[1].tolist()[-3:] == [end, pad, pad] and labels[1].tolist()[-3:] == [
-        end,
-        ws.IGNORED,
-        ws.IGNORED,
-    ]
+    assert ids[1].tolist()[-3:] == [end, pad, pad] and labels[1].tolist()[-3:] == [end, ws.IGNORED, ws.IGNORED]
 
 
 def test_training_is_reproducible_and_learns(tmp_path):

@@ -12,9 +12,8 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
 from dew.run.settings import Batches
 
-# what an algorithm sets
 
-
+# ── what an algorithm sets ────────────────────────────────────────────────────────────────────────────────
 def test_the_algorithm_sets_what_it_defines(tmp_path):
     config = tiny.config(tmp_path, algorithm="gtpo")
     assert (config.epsilon, config.epsilon_high, config.beta) == (0.2, 0.28, 0.0)
@@ -107,16 +106,7 @@ def test_trls_settings_of_other_losses_mean_what_they_mean_in_trl(tmp_path):
     assert (gate.build_algorithm().tau_pos, gate.build_algorithm().tau_neg) == (2.0, 3.0)
 
 
-def test_an_algorithm_of_ones_own_by_path(tmp_path, monkeypatch):
-    code = "from dew.algorithms import GRPO\n\nclass Rule(GRPO):\n    name = 'own_rule'\n"
-    (tmp_path / "own_rules_a.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    for name in ("own_rules_a:Rule", f"{tmp_path}/own_rules_a.py:Rule"):
-        assert tiny.config(tmp_path, algorithm=name).build_algorithm().name == "own_rule"
-
-
-# what is rejected
-
+# ── what is rejected ──────────────────────────────────────────────────────────────────────────────────────
 REJECTED = {
     "unknown algorithm": ({"algorithm": "gtop"}, r"Did you mean 'gtpo'\?"),
     "unknown setting": ({"algorithm_kwargs": {"alpha3": 1}}, "no setting 'alpha3'"),
@@ -198,9 +188,7 @@ def test_plain_grpo_config_is_rejected(tmp_path):
         DewTrainer(tiny.model(), tiny.has_a, args, tiny.prompts(), processing_class=tiny.tokenizer())
 
 
-# data and rewards
-
-
+# ── data and rewards ──────────────────────────────────────────────────────────────────────────────────────
 def wants_solution(completions, solution, **_):
     return [1.0] * len(completions)
 
@@ -246,10 +234,7 @@ async def raises_later(completions, **_):
 
 @pytest.mark.parametrize(
     ("reward", "advice"),
-    [
-        (raises, "raises failed: KeyError: 'answer'"),
-        (raises_later, "raises_later failed: ZeroDivisionError"),
-    ],
+    [(raises, "raises failed: KeyError: 'answer'"), (raises_later, "raises_later failed: ZeroDivisionError")],
 )
 def test_a_reward_that_fails_raises_one_clear_error(reward, advice, tmp_path):
     with pytest.raises(RewardError, match=advice):

@@ -36,9 +36,8 @@ def expected_advantages(trainer, batch, mask, algorithm=None, keep=None):
 
 close = functools.partial(torch.testing.assert_close, rtol=1e-3, atol=1e-4)
 
-# oracle
 
-
+# ── oracle ────────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("algorithm", ["dew", "gtpo", "grpo_s"])
 @pytest.mark.parametrize("iterations", [1, 2], ids=["our pass", "TRL's pass"])
 def test_advantages_are_the_algorithms_on_whole_groups(algorithm, iterations, tmp_path):
@@ -50,9 +49,7 @@ def test_advantages_are_the_algorithms_on_whole_groups(algorithm, iterations, tm
     close(batch["advantages"], expected)
 
 
-# the scoring pass
-
-
+# ── the scoring pass ──────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("algorithm", "settings", "passes"),
     [
@@ -82,9 +79,7 @@ def test_the_ratio_is_exactly_one_when_the_sampling_policy_trains(tmp_path):
     assert stats["ratio/abs_log"] == 0.0
 
 
-# what does not train
-
-
+# ── what does not train ───────────────────────────────────────────────────────────────────────────────────
 def test_tool_output_gets_no_credit_and_is_not_compared(tmp_path):
     def with_tools(prompts, trainer):
         output = tiny.scripted(prompts, trainer)
@@ -121,9 +116,7 @@ def test_groups_in_which_all_answers_are_truncated_train_nothing(algorithm, tmp_
     assert all((p.grad == 0).all() for p in trainer.model.parameters() if p.grad is not None)
 
 
-# which reward decides
-
-
+# ── which reward decides ──────────────────────────────────────────────────────────────────────────────────
 def test_only_the_outcome_reward_decides_correctness(tmp_path):
     def format_always_high(completions, **_):
         return [10.0] * len(completions)
@@ -181,9 +174,7 @@ def test_every_evaluation_set_has_metrics_of_its_own(tmp_path):
     assert {"eval/few_pass@2", "eval/many_pass@2"} <= recorded and "eval/pass@2" not in recorded
 
 
-# rows and groups
-
-
+# ── rows and groups ───────────────────────────────────────────────────────────────────────────────────────
 def test_rows_of_a_group_need_not_be_contiguous():
     torch.manual_seed(0)
     mask = torch.rand(12, 5) > 0.2

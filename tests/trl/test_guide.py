@@ -42,9 +42,7 @@ def guided(folder, guide, rewards=tiny.has_a, **settings):
     return tiny.ready(folder, rewards, others={"guide": guide}, **{**plain, **settings})
 
 
-# the group
-
-
+# ── the group ─────────────────────────────────────────────────────────────────────────────────────────────
 def test_a_guide_that_gives_fewer_answers_than_it_was_asked_for_is_an_error(tmp_path):
     guide = Always([A, EOS])
     guide.answer = lambda *_: [guide.fixed]
@@ -94,9 +92,7 @@ def test_the_policy_learns_from_a_guide_where_it_always_fails(algorithm, tmp_pat
     assert max(line["accuracy"] for line in lines[-5:]) > 0.3
 
 
-# ratio and weight, worked by hand
-
-
+# ── ratio and weight, worked by hand ──────────────────────────────────────────────────────────────────────
 def policy(**settings):
     """A mixed policy outside of a trainer."""
     args = SimpleNamespace(guide_weight=0.25, guide_failed_weight=0.5, guide_completions=1)
@@ -189,9 +185,7 @@ def test_a_failed_group_does_not_affect_the_others():
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-# kinds of guides
-
-
+# ── kinds of guides ───────────────────────────────────────────────────────────────────────────────────────
 def write(path, *lines):
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return str(path)
@@ -323,9 +317,7 @@ def test_a_server_of_another_kind_is_an_error_with_its_address(server, monkeypat
         ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9)
 
 
-# together with other features
-
-
+# ── together with other features ──────────────────────────────────────────────────────────────────────────
 def test_a_wrong_answer_of_the_guide_has_a_bounded_gradient():
     """π_θ = 0.5, π_φ = 1e-4: the ratio is 5,000. Clipped at 1.28, its loss is 1.28 and nothing flows back."""
     logp = torch.tensor([[0.5, 0.5]]).log().requires_grad_()

@@ -122,14 +122,10 @@ def some(cases, default):
 
 
 ENTRIES = {
-    "reward": in_reward,
-    "logits, scored": in_scoring(0),
-    "entropy, scored": in_scoring(1),
-    "entropy, scored in sampling": in_sampling,
-    "advantages": in_advantages,
-    "logits, trained": in_update,
+    "reward": in_reward, "logits, scored": in_scoring(0), "entropy, scored": in_scoring(1),
+    "entropy, scored in sampling": in_sampling, "advantages": in_advantages, "logits, trained": in_update,
     "gradient": in_gradient,
-}
+}  # fmt: skip
 
 
 def broken(folder, entry, steps, value=NAN, **settings):
@@ -251,8 +247,6 @@ def test_nan_weights_do_not_break_sampling(tmp_path):
 
 
 # ── batches without signal ──────────────────────────────────────────────────────────────────────
-
-
 def answers(ids):
     def rollout(prompts, trainer):
         encoded = trainer.processing_class(prompts)["input_ids"]
@@ -272,10 +266,7 @@ DEGENERATE = {
     "one token": {"max_completion_length": 1},
     "one token, the same": {"others": {"rollout_func": answers([13])}, "max_completion_length": 1},
     "all truncated": {"others": {"rollout_func": answers([13] * 6)}},
-    "all truncated and masked": {
-        "others": {"rollout_func": answers([13] * 6)},
-        "mask_truncated_completions": True,
-    },
+    "all truncated and masked": {"others": {"rollout_func": answers([13] * 6)}, "mask_truncated_completions": True},
 }
 COMBINED = ("all wrong", "one token", "all truncated")
 """Others that run by default catch the same."""
@@ -306,8 +297,6 @@ def test_a_batch_without_signal_is_not_skipped(case, algorithm, tmp_path):
 
 
 # ── dtypes ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("algorithm", some(["gtpo", "grpo_s"], ["gtpo"]))
 def test_every_dtype_trains(kind, algorithm, tmp_path):
@@ -324,8 +313,6 @@ def test_every_dtype_trains(kind, algorithm, tmp_path):
 
 
 # ── units ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_overflows_of_the_loss_scaler_do_not_stop_the_run():
     """fp16: the scaler starts at 65536 and halves; its overflows are skipped and counted, and do not stop the run."""
     nonfinite = NonFinite()

@@ -166,8 +166,7 @@ def test_a_run_resumes_inside_a_generation_with_another_number_of_processes(firs
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3, 4, 5]
 
 
-# FSDP2
-
+# ── FSDP2 ─────────────────────────────────────────────────────────────────────────────────────────────────
 SHARDED = {"sharded": True, "max_grad_norm": 0.5, "less_padding": False}
 """As sharded: else answers without an advantage are left out of the mean entropy."""
 
@@ -226,9 +225,7 @@ def test_a_sharded_run_that_lost_its_model_is_resumed(tmp_path):
     assert all(torch.equal(again[name], first[name]) for name in again)
 
 
-# ZeRO-3
-
-
+# ── ZeRO-3 ────────────────────────────────────────────────────────────────────────────────────────────────
 def zero_3(rank, folder, tied):
     """Two steps of DeepSpeed's ZeRO-3 with dew's operator as the head."""
     import deepspeed

@@ -83,9 +83,7 @@ def test_a_reward_that_is_always_zero_raises_alarms(tmp_path):
     assert alarms["never_correct"]["step"] == 10
 
 
-# token records
-
-
+# ── token records ─────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("every", "per_generation", "steps"),
     [(0, 1, []), (1, 1, [1, 2, 3, 4, 5, 6, 7, 8, 9]), (3, 1, [1, 3, 6, 9]), (3, 2, [1, 3, 5, 9]), (3, 4, [1, 5, 9])],
@@ -153,9 +151,7 @@ def test_verdicts_of_a_verifier_are_recorded(tmp_path):
         tiny.trainer(tmp_path, Verifier("letters", ("gold",), check))
 
 
-# TRL's table
-
-
+# ── TRL's table ───────────────────────────────────────────────────────────────────────────────────────────
 def test_the_completions_table_shows_our_advantages(run):
     import pandas
 

@@ -125,9 +125,7 @@ def test_the_size_of_a_round():
     assert round_size(most=4, missing=3, sampled=4, mixed=4, step=2) == 4
 
 
-# in the trainer
-
-
+# ── in the trainer ────────────────────────────────────────────────────────────────────────────────────────
 def shaped_reward(completions, **_):
     """Varies within every group, and never decides."""
     return [len(text) / 7 for text in completions]

@@ -36,24 +36,6 @@ def preference(trainer):
     return (logp[correct][mask[correct]].mean() - logp[~correct][mask[~correct]].mean()).item()
 
 
-@pytest.mark.parametrize(
-    "algorithm", ["dew", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gtpo", "grpo_s"))]
-)
-def test_learning(algorithm, tmp_path):
-    """The reward is 1 for answers with an "a", at first 0.3 of them. An untrained or reversed trainer stays there."""
-    tiny.trainer(
-        tmp_path,
-        algorithm=algorithm,
-        max_steps=12,
-        per_device_train_batch_size=32,
-        num_generations=8,
-        learning_rate=1e-2,
-    ).train()
-    accuracy = [line["accuracy"] for line in RunFolder(tmp_path).metrics()]
-    assert sum(accuracy[:2]) / 2 < 0.5
-    assert sum(accuracy[-3:]) / 3 > 0.9
-
-
 def test_lora_trains_the_adapter_alone(tmp_path):
     from peft import LoraConfig
 

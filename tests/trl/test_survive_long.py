@@ -20,18 +20,10 @@ from dew.run.folder import RunFolder
 
 STEPS = int(os.environ.get("DEW_LONG_STEPS", "400"))
 SETTINGS = {
-    **tiny.COUNTDOWN,
-    "problems": 256,
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "max_completion_length": 24,
-    "learning_rate": 1e-5,
-    "logging_steps": 10,
-    "records_every": 10,
-    "records_keep": 40,
-    "save_steps": 100,
-    "save_total_limit": 2,
-}
+    **tiny.COUNTDOWN, "problems": 256, "num_generations": 4, "per_device_train_batch_size": 8,
+    "max_completion_length": 24, "learning_rate": 1e-5, "logging_steps": 10, "records_every": 10, "records_keep": 40,
+    "save_steps": 100, "save_total_limit": 2,
+}  # fmt: skip
 
 
 class Watch(TrainerCallback):

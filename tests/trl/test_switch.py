@@ -18,17 +18,12 @@ from dew.engines.trl.launch import parse
 from dew.errors import ConfigError
 from dew.run.config import make_run
 from dew.run.folder import RunFolder
-from dew.run.records import read_records
 
 ROOT = Path(__file__).parents[2]
 SMALL = {
-    "model_name_or_path": "tiny",
-    "output_dir": "unused",
-    "num_generations": 4,
-    "per_device_train_batch_size": 8,
-    "bf16": False,
-    "use_cpu": True,
-}
+    "model_name_or_path": "tiny", "output_dir": "unused", "num_generations": 4, "per_device_train_batch_size": 8,
+    "bf16": False, "use_cpu": True,
+}  # fmt: skip
 
 
 def brevity(completions, **_):
@@ -56,9 +51,7 @@ def run(tmp_path_factory):
     return trainer, folder / "run"
 
 
-# a run from Python
-
-
+# ── a run from Python ─────────────────────────────────────────────────────────────────────────────────────
 def test_records_keep_every_reward_by_name(run):
     for answer in (answer for group in RunFolder(run[1]).records() for answer in group.answers):
         text = re.sub("<[a-z]+>", "", answer.text)
@@ -68,12 +61,6 @@ def test_records_keep_every_reward_by_name(run):
             assert math.isnan(answer.rewards["brevity"])
         else:
             assert answer.rewards["brevity"] == pytest.approx(expected["brevity"], rel=1e-4)
-
-
-def test_records_without_named_rewards_still_read(tmp_path):
-    (tmp_path / "old.jsonl").write_text('{"answers": [{"tokens": ["4"], "reward": 1, "extra": 0.5}]}\n')
-    (group,) = read_records(tmp_path / "old.jsonl")
-    assert group.answers[0].rewards == {} and group.answers[0].extra == 0.5
 
 
 def test_evaluation_during_training_reports_pass_at_k(run):
@@ -118,9 +105,7 @@ def test_batches_that_do_not_line_up_are_named_when_a_trainer_is_built(tmp_path,
     assert "optimizer steps do not line up with generations" in caplog.text
 
 
-# evaluation
-
-
+# ── evaluation ────────────────────────────────────────────────────────────────────────────────────────────
 def test_the_model_of_a_lora_run_from_python_is_found_and_merged(run):
     model, tokenizer = load_model(str(run[1]))  # its newest checkpoint
     assert not any("lora" in name for name, _ in model.named_parameters())
@@ -155,9 +140,7 @@ def test_evaluation_with_a_reward_function():
     assert strict["pass@2"].value == 0
 
 
-# TRL's files
-
-
+# ── TRL's files ───────────────────────────────────────────────────────────────────────────────────────────
 def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
     monkeypatch.delenv("TRIAL_VARIABLE", raising=False)
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))

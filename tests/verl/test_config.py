@@ -98,7 +98,6 @@ def test_what_verl_controls_is_read_from_verl():
 
 
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
-
 FSDP, MODEL, OTB = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__", {"algorithm__adv_estimator": "otb"}
 IN_BF16 = {f"{FSDP}entropy_from_logits_with_chunking": False}
 EXACT = {f"{FSDP}mixed_precision": {"param_dtype": "fp32"}}
@@ -172,8 +171,6 @@ def test_all_problems_are_listed_at_once():
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     settings = read_run_settings(verl(algorithm__dew_run={"folder": "runs/a", "records_every": 5}))

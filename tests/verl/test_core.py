@@ -22,7 +22,6 @@ from verl.workers.utils.losses import ppo_loss
 
 from dew.algorithms import DrGRPO, get_algorithm, list_algorithms
 from dew.algorithms.base import Part
-from dew.credit import entropy_advantages
 from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.verl import plugin
 from dew.engines.verl.config import dew_estimators, reduction, stock_estimator
@@ -44,8 +43,6 @@ def close(actual, expected, rtol=1e-4, atol=1e-5):
 
 
 # ── estimators ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_verl_finds_every_estimator_and_the_loss():
     for name in dew_estimators():
         assert core_algos.get_adv_estimator_fn(name).__name__ == f"{name}_advantages"
@@ -137,8 +134,6 @@ def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
 
 
 # ── losses ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 EVERY = {name: get_algorithm(name, max_tokens=7, kl_coef=0.3) for name in list_algorithms() if name != "trl"}
 EVERY["geometric"] = replace(EVERY["grpo_s"], average="geometric")
 EVERY["fixed"] = type("Fixed", (DrGRPO,), {"name": "fixed"})(max_tokens=7, kl_coef=0.3)  # dew's loss, fixed divisor
@@ -204,17 +199,3 @@ def test_correction_weights_and_the_kl_term_reach_the_loss():
     )
     close(value, expected, atol=1e-6)
     assert "kl_loss" in metrics
-
-
-def test_the_entropy_shaped_loss_is_the_papers():
-    """A + min(α·H, |A|/κ) with the entropy that the update itself computes."""
-    lengths, mask, old, A, H, logp = worker_batch()
-    shaped = entropy_advantages(A, H, mask, alpha=0.4, kappa=2.0)
-    expected, _ = policy_loss(logp, old, shaped, mask)
-    assert not torch.allclose(shaped, A)
-    data = td([0, 1, 2, 3], lengths, mask, old, A, int(mask.sum()), len(mask))
-    output = {"log_probs": model_output(logp, lengths), "entropy": model_output(H, lengths)}
-    loss_fn = partial(actor_loss, actor(), algorithm=get_algorithm("entropy_advantage", alpha=0.4, kappa=2.0))
-    value, metrics = loss_fn(model_output=output, data=data, dp_group=None)
-    close(value, expected, atol=1e-6)
-    assert metrics["actor/dew/credit/bonus"].values[0] == pytest.approx(float((shaped - A)[mask].mean()), rel=1e-5)

@@ -34,8 +34,6 @@ def close(actual, expected):
 
 
 # ── golden ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @every_entry
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s"])
 def test_golden_values(entry, name):
@@ -46,22 +44,6 @@ def test_golden_values(entry, name):
             close(advantages[mask.bool()], pad(case["advantage"])[0][mask.bool()])
         else:
             close(advantages[:, 0], case["advantage"])
-
-
-@every_entry
-def test_forking_tokens_are_dapos_on_the_kept_tokens(entry):
-    rewards, mask, uids, entropy = rows(entry)
-    advantages, _ = estimate("forking_tokens", rewards, mask, uids, entropy)
-    kept = pad(entry["forking_mask"])[0][mask.bool()] > 0
-    plain = (torch.tensor(entry["grpo"]["advantage"])[:, None] * mask)[mask.bool()]
-    close(advantages[mask.bool()], torch.where(kept, plain * mask.sum() / kept.sum(), 0))
-
-
-@every_entry
-def test_entropy_advantage_leaves_its_entropy_to_the_loss(entry):
-    rewards, mask, uids, _ = rows(entry)
-    advantages, _ = estimate("entropy_advantage", rewards, mask, uids, None)
-    close(advantages[:, 0], entry["grpo"]["advantage"])
 
 
 @every_entry
@@ -114,8 +96,6 @@ def test_a_score_with_a_format_reward_in_it():
 
 
 # ── several rows, padding rows, workers ─────────────────────────────────────────────────────────────────────
-
-
 @settings(max_examples=25)
 @given(batches(), st.randoms(use_true_random=False))
 def test_neither_padding_rows_nor_the_order_of_rows_matter(batch, random):
@@ -204,7 +184,6 @@ def test_a_masked_answer_still_counts_in_its_groups_baseline():
 
 
 # ── refusals ──────────────────────────────────────────────────────────────────────────────────────────────
-
 LIVE = torch.ones(2, 3, dtype=torch.long)
 
 

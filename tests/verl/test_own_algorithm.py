@@ -1,7 +1,6 @@
 """An algorithm that a user registers in a module of their own runs on verl without a change to the engine."""
 
 import sys
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -80,35 +79,3 @@ def test_estimator_and_loss_are_its_own(registered):
     with batch_context(BatchContext(algorithm=get_algorithm(NAME, factor=3.0))):
         value, metrics = policy_loss(logp, logp, torch.ones(2, 3), MASK, config=config)
     assert value.item() == pytest.approx(-3.0) and metrics["actor/dew/own/factor"] == 3.0
-
-
-def test_inside_verl(registered, monkeypatch):
-    """Through verl's registry, its compute_advantage and the loss that its workers call."""
-    pytest.importorskip("verl", reason="verl is not installed: this runs with `make test-verl`")
-    import numpy as np
-    from verl.trainer.ppo import core_algos
-    from verl.trainer.ppo.ray_trainer import compute_advantage
-
-    from dew.engines.verl import plugin
-    from dew.engines.verl.estimators import actor_loss
-    from verl_worker import actor, model_output, proto, td, worker_batch
-
-    monkeypatch.setattr(core_algos, "ADV_ESTIMATOR_REGISTRY", dict(core_algos.ADV_ESTIMATOR_REGISTRY))
-    plugin.register()
-    uids = np.array(["a", "a"], dtype=object)
-    with batch_context(context(NAME, None, {"first": 1})) as batch:
-        data = compute_advantage(proto(REWARDS, MASK, uids), adv_estimator=NAME)
-    assert data.batch["advantages"][:, 0].abs().min() > 0 and not data.batch["advantages"][:, 1:].any()
-    assert not torch.equal(
-        data.batch["advantages"],
-        compute_advantage(proto(REWARDS, MASK, uids), adv_estimator="grpo").batch["advantages"],
-    )
-    assert batch.credited[0].credit.correct.tolist() == [True, False]
-
-    lengths, mask, old, A, _, logp = worker_batch()
-    whole = td([0, 1, 2, 3], lengths, mask, old, A, int(mask.sum()), len(mask))
-    losses = []
-    for factor in (1.0, 3.0):
-        loss_fn = partial(actor_loss, actor(), algorithm=get_algorithm(NAME, factor=factor))
-        losses.append(loss_fn(model_output={"log_probs": model_output(logp, lengths)}, data=whole)[0])
-    torch.testing.assert_close(losses[1], 3 * losses[0])

@@ -137,8 +137,6 @@ def test_a_graded_reward_is_an_alarm_of_the_step_that_saw_it(tmp_path):
 
 
 # ── rewards ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_a_verifier_as_verls_reward_function():
     extra = {"index": 0, "numbers": np.array([3, 5, 7, 10])}
     right = compute_score("countdown", "10*5=50;50-7=43;43+3=46", "46", extra)

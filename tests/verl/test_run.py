@@ -167,38 +167,14 @@ def test_kl_cov_penalises_tokens_in_the_workers(root, data):
         assert (batch["returns"] > 0).sum() == int(0.1 * batch["mask"].sum())
 
 
-def test_gtpo_in_the_colocated_asynchronous_mode(root, data):
-    run_, batches, _ = run(
-        root, data, "async", "algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_colocate_async"
-    )
+@pytest.mark.parametrize("mode", ["colocate", "separate"])
+def test_gtpo_in_an_asynchronous_mode(mode, root, data):
+    """Separate: two batches a step, and the old policy is that of the step's beginning, whose weights verl restores."""
+    how = ["trainer.v1.trainer_mode=dew_colocate_async"] if mode == "colocate" else with_rollout_apart(root / mode)
+    run_, batches, _ = run(root, data, mode, "algorithm.adv_estimator=gtpo", *how)
     check_folder(run_, STEPS)
     for batch in batches:
         check_batch(batch)
-
-
-def test_gtpo_in_the_separate_asynchronous_mode(root, data):
-    """Two batches a step, and the old policy is the one of the step's beginning: verl restores its weights for both."""
-    run_, batches, _ = run(
-        root, data, "separate", "algorithm.adv_estimator=gtpo", *with_rollout_apart(root / "separate")
-    )
-    check_folder(run_, STEPS)
-    for batch in batches:
-        check_batch(batch)
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("trainer.v1.trainer_mode=sync", "dew: trainer.v1.trainer_mode=sync does not pass on the old policy's entropy"),
-        ("algorithm.rollout_correction.bypass_mode=True", "dew: algorithm.rollout_correction.bypass_mode=True skips"),
-    ],
-)
-def test_a_run_that_would_train_another_algorithm_does_not_start(root, data, override, message):
-    folder = root / override.split("=")[0]
-    settings = [*overrides(data, folder), "algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", override]
-    assert run_verl(folder, settings).returncode == 1
-    log = (folder / "log.txt").read_text()
-    assert message in log and "Traceback" not in log and "Started a local Ray instance" not in log
 
 
 def test_an_algorithm_of_the_users_own(root, data):

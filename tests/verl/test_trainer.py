@@ -117,10 +117,7 @@ def test_the_old_policys_entropy_reaches_the_estimator(step):
     assert not torch.equal(advantages, step([*H[:2], [4.0, 1.0], [1.0]]))
 
 
-OTB = [
-    "algorithm.adv_estimator=otb",
-    "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32",
-]
+OTB = ["algorithm.adv_estimator=otb", "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32"]
 
 
 def test_log_probabilities_and_sums_of_squares_reach_the_estimator(step):

@@ -96,13 +96,9 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     if wrong:
         raise ConfigError(wrong)
     hints = type_hints(cls)
-    lists = {s: value for s, value in settings.items() if isinstance(value, list)}
-    tuples = {s: tuple(value) for s, value in lists.items() if _takes_tuple(hints[s])}  # files have lists
-    return cls(**{**settings, **tuples})
-
-
-def _takes_tuple(hint: Any) -> bool:
-    return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
+    takes_tuple = {s for s in settings if any(get_origin(hint) is tuple for hint in (hints[s], *get_args(hints[s])))}
+    tuples = {s: tuple(value) for s, value in settings.items() if s in takes_tuple and isinstance(value, list)}
+    return cls(**{**settings, **tuples})  # files have lists
 
 
 def parse_algorithm(text: str) -> Algorithm:
@@ -148,8 +144,6 @@ def _key(name: str) -> str:
 
 
 # ── classes of your own ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def _own_class(name: str) -> type[Algorithm]:
     """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
     where, _, attribute = name.rpartition(":")

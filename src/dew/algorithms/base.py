@@ -11,12 +11,14 @@ setting is explicit.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from math import inf
 from types import UnionType
 from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
+from dew.checks import unmet
 from dew.credit import group_overlong, group_relative, has_signal, soft_overlong
 from dew.errors import ConfigError, Problem, ShapeError
 from dew.losses import Ratio, Reduce, Surrogate, policy_loss
@@ -44,90 +46,64 @@ class Algorithm:
 
     name: ClassVar[str]
     """Its name for `get_algorithm` and in configuration files."""
-
     needs_entropy: ClassVar[Whose] = "no"
     """Whose entropy it reads: nobody's, the sampling policy's, or the one being trained."""
-
     needs_logp: ClassVar[bool] = False
     """Whether its credit reads the sampling policy's log-probabilities."""
-
     needs_sum_sq: ClassVar[bool] = False
     """Whether its credit reads Σ_v π(v)² of the sampling policy."""
-
     needs_tokens: ClassVar[bool] = False
     """Whether its credit reads the ids of the tokens."""
-
     penalises: ClassVar[bool] = False
     """Whether `penalties` gives its loss a penalty on single tokens."""
-
     ratio: ClassVar[Ratio] = "token"
     reduce: ClassVar[Reduce] = "tokens"
-
     scale: ClassVar[bool] = True
     """Whether advantages are divided by the standard deviation of the rewards."""
-
     fixed_divisor: ClassVar[bool] = False
     """Whether `divisor` is a constant per answer (the generation budget) instead of the number of live tokens."""
-
     replaces: ClassVar[tuple[str, ...]] = ()
     """Loss settings of other trainers that ask for what this algorithm does, e.g. TRL's `top_entropy_quantile` or
     `loss_type=dr_grpo`. Not inherited."""
-
     engine_loss: ClassVar[bool] = False
     """Whether advantages and loss are the engine's own, with all of its settings, instead of `advantages` and `loss`,
     which then only describe them for records and metrics."""
-
     paper: ClassVar[Mapping[str, str] | None] = None
     """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
-
     verl_estimator: ClassVar[str | None] = None
     """verl's own advantage estimator, where it and verl's own loss train exactly this algorithm. It holds for the class
     that sets it and not for subclasses, which may change the algorithm."""
 
     threshold: float = 0.5
     """An answer is correct (O⁺) if its outcome reward is above this."""
-
     clip_low: float = 0.2
     """ε_low: below a ratio of 1 − ε_low, tokens of wrong answers get no gradient."""
-
     clip_high: float = 0.28
     """ε_high: above a ratio of 1 + ε_high, tokens of correct answers get no gradient."""
-
     surrogate: Surrogate = "clip"
     """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient),
     "sapo" (a soft gate, without clip_low and clip_high), "geo_mean" (the geometric mean of clipped token ratios), or
     "dppo_tv" and "dppo_kl" (drop tokens whose probability has moved by more than clip_low or clip_high)."""
-
     tau_pos: float = 1.0
     """SAPO: temperature of the gate where the advantage is positive."""
-
     tau_neg: float = 1.05
     """SAPO: temperature of the gate elsewhere; a larger one fades tokens out sooner."""
-
     kl_coef: float = 0.0
     """β of the KL term towards a reference policy. 0 disables it."""
-
     dynamic_sampling: bool = False
     """Replace groups that are all correct or all wrong by further prompts, until the batch is full."""
-
     max_rounds: int = 4
     """Maximum rounds of dynamic sampling; after that, training uses the groups found so far."""
-
     oversample: float = 1.0
     """Batches of prompts per round of dynamic sampling. 2 or 3 save rounds and need that much more memory."""
-
     overlong: Literal["none", "soft", "group"] = "none"
     """Length penalty: "soft" as in DAPO (needs max_tokens and overlong_buffer), "group" relative to the group."""
-
     max_tokens: int | None = None
     """The generation budget, in tokens. Soft overlong and Dr. GRPO need it; engines fill it in."""
-
     overlong_buffer: int | None = None
     """Soft overlong: the number of tokens before max_tokens over which the penalty grows to −1."""
-
     overlong_gamma: float = 0.75
     """Group overlong: a group is easy if at least this share of its answers is correct."""
-
     placebo: bool = False
     """Permute the credit of the tokens within each answer: the same weights on the wrong tokens, to compare with."""
 
@@ -137,29 +113,20 @@ class Algorithm:
 
     def problems(self) -> list[str]:
         """What is wrong with the settings, each with a remedy. Types and choices are checked before."""
-        found = []
-        if not 0 <= self.clip_low <= 1:
-            found.append(f"clip_low={self.clip_low}: the ratio's lower bound is 1 - clip_low. Give 0 to 1.")
-        if not self.clip_high >= 0:
-            found.append(f"clip_high={self.clip_high}: the ratio's upper bound is 1 + clip_high. Give a number >= 0.")
-        if not (0 < self.tau_pos < float("inf") and 0 < self.tau_neg < float("inf")):
-            what = f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: temperatures of the gate."
-            found.append(f"{what} Give numbers > 0; the paper uses 1.0 and 1.05.")
-        if not self.kl_coef >= 0:
-            found.append(f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it.")
-        if self.max_rounds < 1:
-            found.append(f"max_rounds={self.max_rounds}: at least one round of sampling is needed.")
-        if not self.oversample >= 1:
-            found.append(f"oversample={self.oversample}: a round takes at least one batch of prompts. Give 1 or more.")
-        if self.overlong == "soft":
-            if self.overlong_buffer is None:
-                found.append("overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens.")
-            elif self.max_tokens is not None and not 0 < self.overlong_buffer <= self.max_tokens:
-                what = f"overlong_buffer={self.overlong_buffer} with max_tokens={self.max_tokens}, where it ends."
-                found.append(f"{what} Give 0 < overlong_buffer <= max_tokens.")
-        if not 0.5 <= self.overlong_gamma <= 1:
-            found.append(f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1; the paper uses 0.75.")
-        return found
+        soft, buffer, limit = self.overlong == "soft", self.overlong_buffer, self.max_tokens
+        fits = not soft or buffer is None or limit is None or 0 < buffer <= limit
+        gates = f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: temperatures of the gate."
+        return unmet(
+            (0 <= self.clip_low <= 1, f"clip_low={self.clip_low}: the least ratio is 1 - clip_low. Give 0 to 1."),
+            (self.clip_high >= 0, f"clip_high={self.clip_high}: the largest ratio is 1 + clip_high. Give >= 0."),
+            (0 < self.tau_pos < inf and 0 < self.tau_neg < inf, f"{gates} Give numbers > 0; the paper: 1.0 and 1.05."),
+            (self.kl_coef >= 0, f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it."),
+            (self.max_rounds >= 1, f"max_rounds={self.max_rounds}: at least one round of sampling is needed."),
+            (self.oversample >= 1, f"oversample={self.oversample}: a round takes at least a batch. Give >= 1."),
+            (not soft or buffer is not None, "overlong='soft' needs overlong_buffer, e.g. a quarter of max_tokens."),
+            (fits, f"overlong_buffer={buffer} with max_tokens={limit}. Give 0 < overlong_buffer <= max_tokens."),
+            (0.5 <= self.overlong_gamma <= 1, f"overlong_gamma={self.overlong_gamma}: give 0.5 to 1, e.g. 0.75."),
+        )
 
     @property
     def no_loss_without_advantage(self) -> bool:
@@ -196,8 +163,8 @@ class Algorithm:
     def graded(self, outcomes: Tensor) -> Problem | None:
         """What is lost if these outcome rewards are graded, or all on one side of `threshold`; None if nothing is."""
         values = outcomes[~outcomes.isnan()].double().round(decimals=5).unique()
-        crossed = bool((values > self.threshold).any() and (values <= self.threshold).any())
-        if not self.uses_threshold or len(values) < 2 or (len(values) == 2 and crossed):
+        binary = len(values) == 2 and values[0] <= self.threshold < values[1]
+        if not self.uses_threshold or len(values) < 2 or binary:
             return None
         shown = ", ".join(f"{x:g}" for x in values[:4].tolist()) + (", ..." if len(values) > 4 else "")
         changes: list[dict[str, Any]] = [{"pool": "outcome"}, {"dynamic_sampling": False}]
@@ -235,14 +202,14 @@ class Algorithm:
     def extra(self, rollouts: Rollouts) -> Tensor:
         """(P, G) what is added to the outcome: other rewards, and the overlong penalty."""
         extra = torch.zeros_like(rollouts.reward) if rollouts.extra is None else rollouts.extra
-        if self.overlong == "soft":
-            if self.max_tokens is None or self.overlong_buffer is None:
-                raise ConfigError(f"{self.name}: overlong='soft' needs max_tokens and overlong_buffer.")
-            extra = extra + soft_overlong(rollouts.lengths, limit=self.max_tokens, buffer=self.overlong_buffer)
-        elif self.overlong == "group":
+        if self.overlong == "group":
             correct = self.correct(rollouts)
-            extra = extra + group_overlong(rollouts.lengths, correct, rollouts.live, gamma=self.overlong_gamma)
-        return extra
+            return extra + group_overlong(rollouts.lengths, correct, rollouts.live, gamma=self.overlong_gamma)
+        if self.overlong == "none":
+            return extra
+        if self.max_tokens is None or self.overlong_buffer is None:
+            raise ConfigError(f"{self.name}: overlong='soft' needs max_tokens and overlong_buffer.")
+        return extra + soft_overlong(rollouts.lengths, limit=self.max_tokens, buffer=self.overlong_buffer)
 
     def rewards(self, rollouts: Rollouts) -> Tensor:
         """(P, G, T) the reward of each token, before normalisation within the group."""
@@ -271,24 +238,11 @@ class Algorithm:
         """
         if count is None:
             count = self.divisor(int(part.mask.sum()), len(part.mask))
-        return policy_loss(
-            logp,
-            part.old_logp,
-            advantages,
-            part.mask,
-            ratio=self.ratio,
-            reduce=self.reduce,
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            surrogate=self.surrogate,
-            tau_pos=self.tau_pos,
-            tau_neg=self.tau_neg,
-            count=count,
-            ref_logp=part.ref_logp if self.kl_coef else None,
-            kl_coef=self.kl_coef,
-            weight=part.weight,
-            penalty=part.penalty,
-        )
+        names = ("ratio", "reduce", "clip_low", "clip_high", "surrogate", "tau_pos", "tau_neg", "kl_coef")
+        given: dict[str, Any] = {name: getattr(self, name) for name in names}
+        given |= {"count": count, "weight": part.weight, "penalty": part.penalty}
+        ref_logp = part.ref_logp if self.kl_coef else None
+        return policy_loss(logp, part.old_logp, advantages, part.mask, ref_logp=ref_logp, **given)
 
 
 def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:

@@ -9,12 +9,14 @@ MaxRL, QAE, CISPO, ... are names for one choice each.
 """
 
 from dataclasses import dataclass, fields
+from math import inf
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from dew.algorithms.base import Algorithm, recorded, spread
+from dew.checks import unmet
 from dew.credit import (
     entropy_bands,
     grpo_advantages,
@@ -38,28 +40,22 @@ class GRPO(Algorithm):
     verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "sequences"
     replaces: ClassVar[tuple[str, ...]] = ("loss_type=grpo",)
-
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
-
     credit: GroupCredit = "grpo"
     """How the rewards of a group become advantages: relative to their mean and std ("grpo"), divided by the mean
     outcome ("maxrl"), relative to a quantile ("qae"), ±1 with a weight ("w_reinforce"), or normalised over the batch
     ("reinforce_pp")."""
-
     quantile: float = 0.4
     """QAE: the quantile that is the baseline."""
-
     positive: float = 0.1
     """W-REINFORCE: the weight of correct answers; wrong ones have −1."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if not 0 < self.quantile < 1:
-            found.append(f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4.")
-        if not 0 <= self.positive < float("inf"):
-            found.append(f"positive={self.positive}: penalises correct answers. Give >= 0; the paper uses 0.1.")
-        return found
+        return super().problems() + unmet(
+            (0 < self.quantile < 1, f"quantile={self.quantile}: give 0 < quantile < 1, e.g. 0.4."),
+            (0 <= self.positive < inf, f"positive={self.positive}: penalises correct answers. Give >= 0, e.g. 0.1."),
+        )
 
     @property
     def uses_threshold(self) -> bool:
@@ -90,10 +86,8 @@ class DAPO(GRPO):
 
     name: ClassVar[str] = "dapo"
     reduce: ClassVar[Reduce] = "tokens"
-
     clip_high: float = 0.28
     """Clip-higher: lets unlikely tokens of correct answers grow."""
-
     dynamic_sampling: bool = True
     """Part of DAPO: groups without signal are replaced by new prompts."""
 
@@ -123,10 +117,8 @@ class GSPO(GRPO):
     replaces: ClassVar[tuple[str, ...]] = ("importance_sampling_level=sequence",)
     verl_estimator: ClassVar[str | None] = "grpo"
     ratio: ClassVar[Ratio] = "sequence_geometric"
-
     clip_low: float = 3e-4
     """A sequence's ratio moves far less than a token's."""
-
     clip_high: float = 4e-4
     """A sequence's ratio moves far less than a token's."""
 
@@ -136,7 +128,6 @@ class MaxRL(DAPO):
     """Advantage divided by the mean reward, so that hard problems count more. arXiv:2602.02710."""
 
     name: ClassVar[str] = "maxrl"
-
     credit: GroupCredit = "maxrl"
     """Part of MaxRL."""
 
@@ -146,7 +137,6 @@ class QAE(DAPO):
     """DAPO with a quantile of the group as baseline. arXiv:2509.22611."""
 
     name: ClassVar[str] = "qae"
-
     credit: GroupCredit = "qae"
     """Part of QAE."""
 
@@ -156,10 +146,8 @@ class WReinforce(DAPO):
     """−1 for wrong answers and a small weight for correct ones, without a baseline. arXiv:2506.01347."""
 
     name: ClassVar[str] = "w_reinforce"
-
     credit: GroupCredit = "w_reinforce"
     """Part of W-REINFORCE."""
-
     dynamic_sampling: bool = False
     """Groups of one outcome train too: nothing is compared."""
 
@@ -169,13 +157,10 @@ class ReinforcePP(DAPO):
     """Advantages normalised over the whole batch instead of the group (with baseline). arXiv:2501.03262."""
 
     name: ClassVar[str] = "reinforce_pp"
-
     credit: GroupCredit = "reinforce_pp"
     """Part of REINFORCE++."""
-
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
-
     dynamic_sampling: bool = False
     """Not part of REINFORCE++."""
 
@@ -186,13 +171,10 @@ class CISPO(DAPO):
 
     name: ClassVar[str] = "cispo"
     replaces: ClassVar[tuple[str, ...]] = ("loss_type=cispo",)
-
     surrogate: Surrogate = "cispo"
     """Part of CISPO."""
-
     clip_low: float = 1.0
     """No lower bound on the ratio."""
-
     clip_high: float = 4.0
     """The ratio is at most 5."""
 
@@ -203,7 +185,6 @@ class SAPO(GRPO):
 
     name: ClassVar[str] = "sapo"
     replaces: ClassVar[tuple[str, ...]] = ("loss_type=sapo",)
-
     surrogate: Surrogate = "sapo"
     """Part of SAPO."""
 
@@ -213,13 +194,10 @@ class GMPO(GRPO):
     """The geometric mean of an answer's clipped token ratios. arXiv:2507.20673."""
 
     name: ClassVar[str] = "gmpo"
-
     surrogate: Surrogate = "geo_mean"
     """Part of GMPO."""
-
     clip_low: float = 0.4
     """A token's log-ratio is at least −0.4."""
-
     clip_high: float = 0.4
     """A token's log-ratio is at most 0.4."""
 
@@ -229,13 +207,10 @@ class DPPO(DrGRPO):
     """Dr. GRPO that drops tokens by how far their probability has moved, instead of its ratio. arXiv:2602.04879."""
 
     name: ClassVar[str] = "dppo"
-
     surrogate: Surrogate = "dppo_tv"
     """Part of DPPO; with "dppo_kl" the authors set clip_low and clip_high to 0.05."""
-
     clip_low: float = 0.15
     """The probability of a token falls by at most this."""
-
     clip_high: float = 0.15
     """The probability of a token rises by at most this."""
 
@@ -247,26 +222,23 @@ class GEPO(GRPO):
 
     name: ClassVar[str] = "gepo"
     needs_logp: ClassVar[bool] = True
-
     low_weight: float = 0.5
     """Weight of positive advantages in groups of low entropy."""
-
     high_weight: float = 0.2
     """Weight of negative advantages in groups of high entropy."""
-
     low_band: float = 0.2
     """An entropy is low if it is more than this many standard deviations below the mean of the batch's groups ..."""
-
     high_band: float = 0.3
     """... and high if it is more than this many above."""
 
     def problems(self) -> list[str]:
-        wrong = [f"{x}={v}" for x in ("low_weight", "high_weight") if not 0 <= (v := getattr(self, x)) <= 1]
-        found = [f"{x}: advantages are attenuated. Give 0 to 1; the paper uses 0.5 and 0.2." for x in wrong]
-        if not (self.low_band >= 0 and self.high_band >= 0):
-            bands = f"low_band={self.low_band}, high_band={self.high_band}"
-            found.append(f"{bands}: a group would have low and high entropy at once. Give numbers >= 0.")
-        return super().problems() + found
+        low, high, bands = self.low_weight, self.high_weight, f"low_band={self.low_band}, high_band={self.high_band}"
+        apart = self.low_band >= 0 and self.high_band >= 0
+        return super().problems() + unmet(
+            (0 <= low <= 1, f"low_weight={low}: advantages are attenuated. Give 0 to 1; the paper uses 0.5."),
+            (0 <= high <= 1, f"high_weight={high}: advantages are attenuated. Give 0 to 1; the paper uses 0.2."),
+            (apart, f"{bands}: a group would have low and high entropy at once. Give numbers >= 0."),
+        )
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         A, logp = super().advantages(rollouts), recorded(self, rollouts, "logp")

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dew.algorithms.base import Algorithm, Whose, recorded, spread
+from dew.checks import unmet
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.credit.comparison import BY_TOKENS, Compare, Value
-from dew.credit.weighting import bound_problems, clip_problems, weight_problems
+from dew.credit.weighting import clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -37,29 +38,16 @@ class EntropyWeighted(Algorithm):
 
     average: Literal["arithmetic", "geometric"] = "arithmetic"
     """The mean that a value is divided by. "geometric" is the paper's alternative (v6, Appendix C)."""
-
     scope: Literal["group", "batch"] = "group"
     """Compare and normalise within a group (the equations) or across the batch (the paper's discussion)."""
-
     pool: Literal["group", "joint", "sign", "outcome"] = "group"
     """What mean and std are taken over. "outcome" multiplies the answer's GRPO advantage by the weight instead: no sign
     can flip, and graded rewards train. "sign" takes them over one polarity only, which unlearns the task; for
     comparison only."""
-
     spread: Literal["both", "correct", "wrong"] = "both"
     """The side whose credit is distributed by entropy; on the other side every weight is 1."""
-
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
-
-    shrink: float = 0.0
-    """Moves a weight w that comes from n values towards 1, by 1 + (w − 1) · n / (n + shrink). 0 is off."""
-
-    cap: float | None = None
-    """The largest weight of a token or answer."""
-
-    least: int = 1
-    """Weights are 1 where fewer values than this can be compared, e.g. 3."""
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -68,20 +56,14 @@ class EntropyWeighted(Algorithm):
     def problems(self) -> list[str]:
         weights = self._weights
         found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
-        found += bound_problems(self.shrink, self.cap, self.least)
-        if not any(weights.values()):
-            found.append(f"{' and '.join(weights)} are both 0: every advantage would be 0.")
-        return found
+        return found + unmet((any(weights.values()), f"{' and '.join(weights)} are 0: every advantage would be 0."))
 
     @property
     def uses_threshold(self) -> bool:
         return self.pool != "outcome" or self.overlong == "group"
 
     def warnings(self) -> list[str]:
-        found = super().warnings()
-        if self.average == "geometric" and self.entropy_clip is None:
-            found.append(f"average='geometric' {UNBOUNDED}")
-        return found
+        return unmet((self.average != "geometric" or self.entropy_clip is not None, f"average='geometric' {UNBOUNDED}"))
 
     def control(self) -> "EntropyWeighted":
         outcome, by_entropy = self.weight_names
@@ -108,10 +90,6 @@ class EntropyWeighted(Algorithm):
         advantages = self._to_tokens(self._standardised(shaped, scoped), scoped)
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
 
-    def _relative(self, rollouts: Rollouts) -> Tensor:
-        """(P, G) GRPO advantages, exactly 0 for answers at the mean of their group."""
-        return group_relative(rollouts.reward + self.extra(rollouts), rollouts.present)
-
     def _scoped(self, rollouts: Rollouts) -> Rollouts:
         """The groups, or the batch as one group. Penalties and the outcome pool's advantages are always per group.
 
@@ -119,7 +97,7 @@ class EntropyWeighted(Algorithm):
         their group have none and are left out.
         """
         if self.pool == "outcome":
-            relative = self._relative(rollouts)
+            relative = group_relative(rollouts.reward + self.extra(rollouts), rollouts.present)
             scoped = replace(rollouts, reward=relative, extra=None, mask=rollouts.mask & (relative != 0).unsqueeze(-1))
         else:
             scoped = replace(rollouts, extra=self.extra(rollouts))
@@ -135,8 +113,8 @@ class EntropyWeighted(Algorithm):
 
     def _how(self, rollouts: Rollouts) -> dict[str, Any]:
         """What `gtpo_rewards` and `grpo_s_rewards` have in common."""
-        names = ("average", "spread", "entropy_clip", "shrink", "cap", "least")
-        return {**self._weights, **{name: getattr(self, name) for name in names}, "extra": rollouts.extra}
+        how = {"average": self.average, "spread": self.spread, "entropy_clip": self.entropy_clip}
+        return {**self._weights, **how, "extra": rollouts.extra}
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
@@ -155,26 +133,20 @@ class GTPO(EntropyWeighted):
 
     name: ClassVar[str] = "gtpo"
     weight_names: ClassVar[tuple[str, str]] = ("alpha1", "alpha2")
-
     alpha1: float = 1.0
     """α₁: weight of the plain outcome."""
-
     alpha2: float = 0.1
     """α₂: weight of the part that is distributed by entropy. 0 keeps only the outcome."""
-
     compare: Compare = "column"
     """A token is compared with the same position across answers (published), its own answer ("row"), its group
     ("matrix"), the same turn of each answer (for tools and agents), the same tenth ("relative"), the k-th token of the
     j-th "step", that step as a whole ("step_mean"), or the tokens after the same two tokens ("context")."""
-
     value: Value = "entropy"
     """What a weight is proportional to: the entropy in correct and its inverse in wrong answers (published); the "rank"
     of that, which bounds a weight by 2; 1 after the "divergence" from answers of the other outcome and 0 before; or how
     much more often answers with the same outcome have these two tokens in sequence ("contrast")."""
-
     step_ends: tuple[int, ...] = ()
     """Ids of the tokens that end a step, for compare="step" and "step_mean"."""
-
     floored: ClassVar[tuple[Compare, ...]] = ("turn", "relative", "step", "step_mean", "context")
     """Comparisons for which entropy_clip is FLOOR unless set. A column has at most one token of an answer; in a larger
     set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row and
@@ -190,22 +162,18 @@ class GTPO(EntropyWeighted):
         super().__post_init__()
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if not (isinstance(self.step_ends, tuple) and all(type(x) is int for x in self.step_ends)):
-            found.append(f"step_ends={self.step_ends!r}: give the ids of tokens, e.g. (198, 271).")
-        elif self.compare in ("step", "step_mean") and not self.step_ends:
-            found.append(
-                f"compare={self.compare!r} needs step_ends: the ids of the tokens that end a line, e.g. (198,)."
-            )
-        if self.value == "divergence" and self.scope == "batch":
-            found.append("value='divergence' compares answers to the same problem. Leave out scope='batch'.")
-        return found
+        ends, by_step = self.step_ends, self.compare in ("step", "step_mean")
+        ids = isinstance(ends, tuple) and all(type(x) is int for x in ends)
+        alone = self.value != "divergence" or self.scope != "batch"
+        return super().problems() + unmet(
+            (ids, f"step_ends={ends!r}: give the ids of tokens, e.g. (198, 271)."),
+            (not by_step or ends != (), f"compare={self.compare!r} needs step_ends: ids of line breaks, e.g. (198,)."),
+            (alone, "value='divergence' compares answers to the same problem. Leave out scope='batch'."),
+        )
 
     def warnings(self) -> list[str]:
-        found = super().warnings()
-        if self.compare != "column" and self.value == "entropy" and self.entropy_clip is None:
-            found.append(f"compare={self.compare!r} {UNBOUNDED}")
-        return found
+        bounded = self.compare == "column" or self.value != "entropy" or self.entropy_clip is not None
+        return super().warnings() + unmet((bounded, f"compare={self.compare!r} {UNBOUNDED}"))
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         H = recorded(self, rollouts, "entropy")
@@ -226,16 +194,12 @@ class DEW(GTPO):
 
     name: ClassVar[str] = "dew"
     floored: ClassVar[tuple[Compare, ...]] = ("row", "matrix", *GTPO.floored)
-
     alpha1: float = 0.5
     """α₁: weight of the plain outcome."""
-
     alpha2: float = 0.5
     """α₂: weight of the part that is distributed by entropy. 0 is DAPO."""
-
     pool: Literal["group", "joint", "sign", "outcome"] = "outcome"
     """The answer's DAPO advantage times the weight: no sign can flip, and graded rewards train."""
-
     dynamic_sampling: bool = True
     """As in DAPO: groups without signal are replaced by new prompts."""
 
@@ -247,10 +211,8 @@ class GRPOS(EntropyWeighted):
     name: ClassVar[str] = "grpo_s"
     weight_names: ClassVar[tuple[str, str]] = ("beta1", "beta2")
     reduce: ClassVar[Reduce] = "sequences"
-
     beta1: float = 1.0
     """β₁: weight of the plain outcome."""
-
     beta2: float = 0.1
     """β₂: weight of the part that depends on entropy. 0 keeps only the outcome."""
 

@@ -5,6 +5,7 @@ EntropyAdvantage is the current policy's.
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from dew.algorithms.base import Part, Stats, Whose, recorded
 from dew.algorithms.baselines import DAPO
+from dew.checks import unmet
 from dew.credit import (
     clip_cov_mask,
     entropy_advantages,
@@ -33,13 +35,11 @@ class ForkingTokens(DAPO):
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
     replaces: ClassVar[tuple[str, ...]] = ("top_entropy_quantile",)
-
     keep: float = 0.2
     """Share of the batch's live tokens that train."""
 
     def problems(self) -> list[str]:
-        wrong = [] if 0 < self.keep <= 1 else [f"keep={self.keep}: give 0 < keep <= 1; the paper uses 0.2."]
-        return super().problems() + wrong
+        return super().problems() + unmet((0 < self.keep <= 1, f"keep={self.keep}: give 0 < keep <= 1, e.g. 0.2."))
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """DAPO's on the kept tokens, scaled so that the loss is divided by the kept tokens instead of all tokens."""
@@ -55,20 +55,16 @@ class EntropyAdvantage(DAPO):
     name: ClassVar[str] = "entropy_advantage"
     needs_entropy: ClassVar[Whose] = "current"
     replaces: ClassVar[tuple[str, ...]] = ("entropy_coef", "use_adaptive_entropy")
-
     alpha: float = 0.4
     """Weight of the entropy in the bonus."""
-
     kappa: float = 2.0
     """The bonus is at most |A| / κ, so it never flips the sign of an advantage."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if not self.alpha >= 0:
-            found.append(f"alpha={self.alpha}: entropy would be penalised. Give a number >= 0; the paper uses 0.4.")
-        if not self.kappa > 1:
-            found.append(f"kappa={self.kappa}: the bonus could flip the advantage's sign. The paper uses 2; give > 1.")
-        return found
+        return super().problems() + unmet(
+            (self.alpha >= 0, f"alpha={self.alpha}: entropy would be penalised. Give >= 0; the paper uses 0.4."),
+            (self.kappa > 1, f"kappa={self.kappa}: the bonus could flip a sign. Give > 1; the paper uses 2."),
+        )
 
     def loss(
         self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
@@ -88,27 +84,23 @@ class ClipCov(DAPO):
 
     name: ClassVar[str] = "clip_cov"
     needs_logp: ClassVar[bool] = True
-
     clip_low: float = 1.0
     """No lower bound on the ratio, as in the authors' runs."""
-
     clip_high: float = 1.0
     """The ratio is at most 2, as in the authors' runs."""
-
     cov_share: float = 2e-4
     """Share of the batch's live tokens that is taken out; at least one."""
-
     cov_low: float = 1.0
     """Tokens are drawn from those whose covariance is above this ..."""
-
     cov_high: float = 5.0
     """... and below this."""
 
     def problems(self) -> list[str]:
-        found = super().problems() + _share(self.cov_share)
-        if not self.cov_low < self.cov_high:
-            found.append(f"cov_low={self.cov_low}, cov_high={self.cov_high}: no token would be drawn. Give low < high.")
-        return found
+        low, high = self.cov_low, self.cov_high
+        return super().problems() + unmet(
+            _is_share(self.cov_share),
+            (low < high, f"cov_low={low}, cov_high={high}: no token would be drawn. Give low < high."),
+        )
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         A, logp = super().advantages(rollouts), recorded(self, rollouts, "logp")
@@ -123,24 +115,18 @@ class KLCov(DAPO):
     name: ClassVar[str] = "kl_cov"
     needs_logp: ClassVar[bool] = True
     penalises: ClassVar[bool] = True
-
     clip_low: float = 1.0
     """No bound on the ratio."""
-
     clip_high: float = 1e6
     """No bound on the ratio."""
-
     cov_share: float = 2e-4
     """Share of the batch's live tokens that gets the penalty; at least one."""
-
     cov_coef: float = 1.0
     """Coefficient of the penalty |log w|."""
 
     def problems(self) -> list[str]:
-        found = super().problems() + _share(self.cov_share)
-        if not 0 <= self.cov_coef < float("inf"):
-            found.append(f"cov_coef={self.cov_coef}: tokens would be pushed away. Give >= 0, e.g. 1.")
-        return found
+        pulled = f"cov_coef={self.cov_coef}: tokens would be pushed away. Give >= 0, e.g. 1."
+        return super().problems() + unmet(_is_share(self.cov_share), (0 <= self.cov_coef < inf, pulled))
 
     def penalties(self, rollouts: Rollouts, advantages: Tensor) -> Tensor:
         chosen = kl_cov_mask(advantages, recorded(self, rollouts, "logp"), rollouts.mask, share=self.cov_share)
@@ -154,13 +140,12 @@ class STEER(DAPO):
     name: ClassVar[str] = "steer"
     needs_entropy: ClassVar[Whose] = "old"
     needs_logp: ClassVar[bool] = True
-
     least_weight: float = 0.8
     """The weight of the token whose entropy would change most; others lie between this and 1."""
 
     def problems(self) -> list[str]:
-        wrong = f"least_weight={self.least_weight}: give 0 < least_weight <= 1; the authors use 0.8."
-        return super().problems() + ([] if 0 < self.least_weight <= 1 else [wrong])
+        least = self.least_weight
+        return super().problems() + unmet((0 < least <= 1, f"least_weight={least}: give 0 < least_weight <= 1."))
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         A, H = super().advantages(rollouts), recorded(self, rollouts, "entropy")
@@ -174,27 +159,22 @@ class STARE(DAPO):
     name: ClassVar[str] = "stare"
     needs_entropy: ClassVar[Whose] = "old"
     needs_logp: ClassVar[bool] = True
-
     share: float = 0.1
     """Share of the tokens with a positive (or negative) advantage whose weight changes: the least likely ones."""
-
     positive_weight: float = 1.1
     """Their weight where the advantage is positive."""
-
     negative_weight: float = 1.0
     """Their weight where the advantage is negative. 0.9 is the paper's two-sided variant, C2."""
-
     target_entropy: float = 0.3
     """All weights are 1 while the batch's mean entropy is at least this, in nats."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if not 0 < self.share <= 1:
-            found.append(f"share={self.share}: give 0 < share <= 1; the paper uses 0.1.")
-        if not (0 < self.positive_weight < float("inf") and 0 < self.negative_weight < float("inf")):
-            what = f"positive_weight={self.positive_weight}, negative_weight={self.negative_weight}"
-            found.append(f"{what}: the sign of an advantage must stay. Give numbers > 0, e.g. 1.1 and 0.9.")
-        return found
+        up, down = self.positive_weight, self.negative_weight
+        weights = f"positive_weight={up}, negative_weight={down}: the sign of an advantage must stay."
+        return super().problems() + unmet(
+            (0 < self.share <= 1, f"share={self.share}: give 0 < share <= 1; the paper uses 0.1."),
+            (0 < up < inf and 0 < down < inf, f"{weights} Give numbers > 0, e.g. 1.1 and 0.9."),
+        )
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """ωᵢₜ Aᵢₜ, ω = the weight of the ⌈share · N⌉ tokens with the largest −log π among those of the same sign."""
@@ -212,24 +192,20 @@ class FIPO(DAPO):
     """Larger advantages where the tokens that follow have become more likely. arXiv:2603.19835."""
 
     name: ClassVar[str] = "fipo"
-
     half_life: float = 32.0
     """A token this many tokens later counts half as much."""
-
     least_weight: float = 1.0
     """The smallest weight. 0.8 also weakens tokens whose future has become less likely."""
-
     most_weight: float = 1.2
     """The largest weight."""
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if not self.half_life > 0:
-            found.append(f"half_life={self.half_life}: give a number of tokens > 0; the authors use 32.")
-        if not 0 < self.least_weight <= 1 <= self.most_weight:
-            what = f"least_weight={self.least_weight}, most_weight={self.most_weight}"
-            found.append(f"{what}: on-policy every weight is 1. Give 0 < least_weight <= 1 <= most_weight.")
-        return found
+        least, most = self.least_weight, self.most_weight
+        around = f"least_weight={least}, most_weight={most}: on-policy every weight is 1."
+        return super().problems() + unmet(
+            (self.half_life > 0, f"half_life={self.half_life}: give a number of tokens > 0; the authors use 32."),
+            (0 < least <= 1 <= most, f"{around} Give 0 < least_weight <= 1 <= most_weight."),
+        )
 
     def loss(
         self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
@@ -249,10 +225,8 @@ class OTB(DAPO):
     needs_sum_sq: ClassVar[bool] = True
 
     def problems(self) -> list[str]:
-        found = super().problems()
-        if self.credit != "grpo":
-            found.append(f"credit={self.credit!r}: the optimal token baseline is a credit of its own. Leave it out.")
-        return found
+        other = f"credit={self.credit!r}: the optimal token baseline is a credit of its own. Leave it out."
+        return super().problems() + unmet((self.credit == "grpo", other))
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """0 in groups whose rewards are all equal: there only the end of the longest answer would have credit."""
@@ -264,5 +238,5 @@ class OTB(DAPO):
         return torch.where((highest > lowest)[:, None, None], A, 0)
 
 
-def _share(share: float) -> list[str]:
-    return [] if 0 < share <= 1 else [f"cov_share={share}: a share of tokens. Give 0 < cov_share <= 1, e.g. 2e-4."]
+def _is_share(share: float) -> tuple[bool, str]:
+    return 0 < share <= 1, f"cov_share={share}: a share of tokens. Give 0 < cov_share <= 1, e.g. 2e-4."

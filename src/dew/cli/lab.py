@@ -59,8 +59,6 @@ def lab(
     """
     if arms and arms[0] == "export":
         return _export(arms[1:])
-    from dew.engines.lab import differences, markdown, study
-
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     say = (lambda _: None) if as_json else out.print
@@ -73,30 +71,29 @@ def lab(
         return _benchmark(arms or ["dew"], model, learning_rate, output, quick, device)
     if quick:
         model, task = model or "tiny", task or ["countdown"]
-    folder = output or Path("runs") / ("lab-quick" if quick else "lab")
     given = mapping(settings, example="{group_size: 8}")
     given |= {} if generations is None else {"generations": generations}
     of_task = given.pop("task_settings", {})
     if not model and (reward or of_task):
         remedy = "Name a model with --model, or leave it out."
         raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
+    _study(
+        arms or ["dapo", "dew"], output or Path("runs") / ("lab-quick" if quick else "lab"), as_json, model=model,
+        tasks=task or ["gsm8k" if model else "countdown-4"], reward=reward, task_settings=of_task, say=say,
+        seeds=seeds or (2 if quick else 8), first_seed=first_seed, controls=controls, device=device,
+        learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
+        settings=_settings(given, model, quick),
+    )  # fmt: skip
+
+
+QUICK_RATE = 2e-3
+
+
+def _study(arms: list[str], folder: Path, as_json: bool, **how: Any) -> None:
+    from dew.engines.lab import differences, markdown, study
+
     with _progress(quiet=as_json) as progress:
-        found = study(
-            arms or ["dapo", "dew"],
-            output=folder,
-            model=model,
-            tasks=task or ["gsm8k" if model else "countdown-4"],
-            reward=reward,
-            task_settings=of_task,
-            seeds=seeds or (2 if quick else 8),
-            first_seed=first_seed,
-            learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
-            settings=_settings(given, model, quick),
-            controls=controls,
-            device=device,
-            say=say,
-            progress=progress,
-        )
+        found = study(arms, output=folder, progress=progress, **how)
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     if as_json:
@@ -106,9 +103,6 @@ def lab(
         out.print()
         show_markdown(text)
         out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
-
-
-QUICK_RATE = 2e-3
 
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:

@@ -176,8 +176,6 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
 
 
 # ── child processes ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass
 class Child:
     """One `dew train` or `dew resume` in a process of its own, with one torch thread."""

@@ -69,8 +69,6 @@ def resume(
 
 
 # ── TRL ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def train_on_trl(
     run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool
 ) -> None:
@@ -160,8 +158,6 @@ def _print_keys() -> None:
 
 
 # ── verl ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def train_on_verl(
     run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool
 ) -> None:

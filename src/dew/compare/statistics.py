@@ -19,8 +19,6 @@ Unit = Literal["seeds", "problems"]
 
 
 # ── scores of a problem ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def pass_at_k(n: int, c: int, k: int) -> float:
     """The probability that k of n answers, drawn without replacement, include one of the c correct ones.
 
@@ -62,8 +60,6 @@ def score_problem(verdicts: Sequence[Verdict]) -> dict[str, float]:
 
 
 # ── intervals ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Interval:
     value: float
@@ -126,8 +122,6 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 # ── differences ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Difference:
     """The mean of a score of one arm minus that of the baseline, over the seeds or problems that both have."""

@@ -17,8 +17,6 @@ def title(score: str) -> str:
 
 
 # ── sentences ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def verdicts(differences: Sequence[Difference]) -> list[str]:
     """A sentence on each arm that differs from its baseline, then one each on all that are within noise, have too few
     seeds or are identical. Differences in `entropy` only tell whether runs are identical: scores may also be equal
@@ -95,8 +93,6 @@ def change_sentence(who: str, d: Difference, score: str = "") -> str:
 
 
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
 

@@ -1,4 +1,4 @@
-"""GTPO, Group Token Policy Optimization: Tan et al. 2025, arXiv:2508.04349, section 2.2.
+"""GTPO, Group Token Policy Optimization, and its sequence-level form GRPO-S: Tan et al. 2025, arXiv:2508.04349.
 
 Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the correct and the wrong answers of one
 problem; "alive at t" means having a token at t.
@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, check_shape, check_tokens
+from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens
 from dew.credit.comparison import Compare, Value, compared
-from dew.credit.weighting import Average, Pool, Side, floored, pooled, shaped, weight_problems
+from dew.credit.weighting import Average, Pool, Side, floored, mean_over, pooled, shaped, weight_problems
 from dew.errors import ConfigError
 from dew.ops import at_least_float32
 
@@ -32,12 +32,9 @@ def gtpo_rewards(
     value: Value = "entropy",
     tokens: Int[Tensor, "*P G T"] | None = None,
     step_ends: Sequence[int] = (),
-    shrink: float = 0.0,
-    cap: float | None = None,
-    least: int = 1,
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G T"]:
-    """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them.
+    """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them (section 2.2).
 
         r̃⁺ᵢₜ = +α₁ + α₂ ·  Hᵢₜ    / mean(H   over O⁺ alive at t)     (Eq. 3)
         r̃⁻ⱼₜ = −α₁ − α₂ · (1/Hⱼₜ) / mean(1/H over O⁻ alive at t)     (Eq. 5)
@@ -56,7 +53,6 @@ def gtpo_rewards(
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
-        shrink: bounds the weights, as do `cap` and `least` (`dew.credit.weighting.shaped`). Off in the equations.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
@@ -74,7 +70,7 @@ def gtpo_rewards(
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
     x, over = compared(H, won, mask, compare, value, tokens, step_ends)
-    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread, shrink, cap, least)
+    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
@@ -100,3 +96,60 @@ def gtpo_advantages(
         check_shape("correct", correct, r.shape[:-1], "answer (*P, G)")
         won = correct.unsqueeze(-1) & mask
     return pooled(r, won, mask & ~won, (-2, -1), pool)
+
+
+def grpo_s_rewards(
+    correct: Bool[Tensor, "*P G"],
+    entropy: Float[Tensor, "*P G T"],
+    mask: Bool[Tensor, "*P G T"],
+    *,
+    beta1: float = 1.0,
+    beta2: float = 0.1,
+    average: Average = "arithmetic",
+    entropy_clip: tuple[float, float] | None = None,
+    spread: Side = "both",
+    extra: Float[Tensor, "*P G"] | None = None,
+) -> Float[Tensor, "*P G"]:
+    """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome (section 2.3).
+
+        Ĥᵢ  = meanₜ Hᵢₜ
+        r̂⁺ᵢ = +β₁ + β₂ ·  Ĥᵢ    / mean(Ĥ   over O⁺)     (Eq. 9)
+        r̂⁻ⱼ = −β₁ − β₂ · (1/Ĥⱼ) / mean(1/Ĥ over O⁻)     (Eq. 10)
+
+    `average="geometric"` takes both means geometrically (v6, Appendix C). An answer without live tokens is
+    excluded from the group and gets 0. The other arguments are those of `gtpo_rewards`.
+    """
+    mask = check_tokens(correct, entropy, mask)
+    if problems := weight_problems(beta1=beta1, beta2=beta2):
+        raise ConfigError(problems)
+
+    live = mask.any(-1)
+    H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
+    H = torch.where(live, H, 1)
+    x = torch.where(correct, H, 1 / H)
+    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread)
+    if extra is None:
+        return rewards
+    check_shape("extra", extra, correct.shape, "answer (*P, G)")
+    return rewards + torch.where(live, at_least_float32(extra), 0)
+
+
+def grpo_s_advantages(
+    rewards: Float[Tensor, "*P G"],
+    present: Bool[Tensor, "*P G"] | None = None,
+    *,
+    pool: Pool = "group",
+    correct: Bool[Tensor, "*P G"] | None = None,
+) -> Float[Tensor, "*P G"]:
+    """Standardise r̂⁺ and r̂⁻ over the group's answers; `dew.credit.weighting.pooled` documents `pool`.
+
+    The polarity of an answer is the sign of its reward; pass `correct` if an `extra` may have flipped it.
+    """
+    present = check_present(rewards, present)
+    r = torch.where(present, at_least_float32(rewards), 0)
+    if correct is None:
+        won = r > 0
+    else:
+        check_shape("correct", correct, r.shape, "answer (*P, G)")
+        won = correct & present
+    return pooled(r, won, present & ~won, -1, pool)

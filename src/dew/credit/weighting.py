@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dew.checks import check_choice
 from dew.errors import ConfigError
-from dew.ops import Dims, at_least_float32, masked_mean, masked_mean_by, masked_sum, masked_sum_by, standardize
+from dew.ops import Dims, at_least_float32, masked_mean, masked_mean_by, standardize
 
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
@@ -68,55 +68,23 @@ def shaped(
     alpha1: float,
     alpha2: float,
     spread: Side,
-    shrink: float,
-    cap: float | None,
-    least: int,
 ) -> Float[Tensor, "*shape"]:
     """r̃ = ±(α₁ + α₂ · w), w = x / mean(x over its comparison set), + on O⁺ and − on O⁻; 0 where not live.
 
     The comparison set is what is live and of the same polarity along the dims `over`, or has the same label `over`. The
     paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
-
-    With n values in the comparison set, w becomes 1 + (w − 1) · n / (n + shrink), 1 if n < least, and at most `cap`.
     """
     check_choice("spread", spread, get_args(Side))
-    if problems := bound_problems(shrink, cap, least):
-        raise ConfigError(problems)
     mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
     weight = x / torch.where(correct, mean_won, mean_lost)
-    if shrink or least > 1:
-        n_won, n_lost = (_count(x, live & side, over) for side in (correct, ~correct))
-        n = torch.where(correct, n_won, n_lost)
-        weight = torch.where(n >= least, 1 + (weight - 1) * (n / (n + shrink)).to(x.dtype), 1)
     if spread != "both":
         weight = torch.where(correct == (spread == "correct"), weight, 1)
-    r = alpha1 + alpha2 * (weight if cap is None else weight.clamp_max(cap))
+    r = alpha1 + alpha2 * weight
     return torch.where(live, torch.where(correct, r, -r), 0)
 
 
-def _count(x: Tensor, alive: Tensor, over: Dims | Tensor) -> Tensor:
-    ones = torch.ones_like(x)
-    return masked_sum_by(ones, alive, over) if isinstance(over, Tensor) else masked_sum(ones, alive, over)
-
-
-def bound_problems(shrink: float, cap: float | None, least: int) -> list[str]:
-    """What is wrong with the settings that bound a weight."""
-    found = []
-    if not 0 <= shrink < float("inf"):
-        found.append(f"shrink={shrink}: weights would move away from 1. Give a number >= 0; 0 turns it off.")
-    if cap is not None and not cap >= 1:
-        found.append(f"cap={cap}: a weight of 1 is the mean. Give at least 1.")
-    if least < 1:
-        found.append(f"least={least}: a comparison has at least one value. Give at least 1.")
-    return found
-
-
 def pooled(
-    rewards: Float[Tensor, "*shape"],
-    won: Bool[Tensor, "*shape"],
-    lost: Bool[Tensor, "*shape"],
-    dim: Dims,
-    pool: Pool,
+    rewards: Float[Tensor, "*shape"], won: Bool[Tensor, "*shape"], lost: Bool[Tensor, "*shape"], dim: Dims, pool: Pool
 ) -> Float[Tensor, "*shape"]:
     """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), once for O⁺ and once for O⁻. `pool` sets what mean and std are taken over:
 

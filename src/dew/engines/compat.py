@@ -56,7 +56,6 @@ def trl_beside_verl() -> Problem | None:
 
 
 # ── TRL: tests/trl/test_compat.py checks these, keys and return values ─────────────────────────────────────
-
 IMAGE_KEYS = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes", "num_tiles",
               "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids")  # fmt: skip
 """Further inputs of vision-language models, passed to the forward pass unchanged."""

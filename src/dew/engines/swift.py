@@ -73,13 +73,9 @@ def _live(trainer: Any, batch: Any) -> Tensor:
     return mask & ~batch.truncated_mask.bool()[:, None] if trainer.overlong_filter else mask
 
 
-def _places(mask: Tensor) -> Tensor:
-    """(B, T) columns from a row's first live token on: an answer does not start at the same column in every row."""
-    return torch.arange(mask.shape[1], device=mask.device) + mask.int().argmax(1, keepdim=True)
-
-
 def _shift(x: Tensor, mask: Tensor) -> Tensor:
-    places = _places(mask)
+    """From a row's first live token on: an answer does not start at the same column in every row."""
+    places = torch.arange(mask.shape[1], device=mask.device) + mask.int().argmax(1, keepdim=True)
     return torch.where(places < x.shape[1], x.gather(1, places.clamp_max(x.shape[1] - 1)), 0)
 
 

@@ -260,8 +260,6 @@ def _empty(hidden: Tensor, head: Head, want: Sequence[bool]) -> Gradients:
 
 
 # ── the operators ───────────────────────────────────────────────────────────────────────────────────────────
-
-
 @torch.library.custom_op("dew::logprob_entropy", mutates_args=())
 def _forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,

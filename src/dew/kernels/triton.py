@@ -223,7 +223,6 @@ def gradient_kernel(
 
 
 # ── launches ────────────────────────────────────────────────────────────────────────────────────────────────
-
 STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
 GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
 WIDE_COPIES = 0

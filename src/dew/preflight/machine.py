@@ -70,8 +70,6 @@ def check_folder(folder: Path) -> Check:
 
 
 # ── dew doctor ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def doctor() -> list[Check]:
     """Fails only if something is broken or not supported."""
     checks = (check_torch, check_versions, check_gpu, check_triton, check_free)
@@ -157,8 +155,6 @@ def check_free() -> list[Check]:
 
 
 # ── memory and disk of a run on TRL ─────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Model:
     parameters: int

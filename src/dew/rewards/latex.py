@@ -175,7 +175,8 @@ def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
     if marked and primes[0] != primes[1]:  # to the parser, f''(x) is f(x)
         return "wrong", extracted
     if any(isinstance(r, sympy.Union) for r in wanted):
-        found += [sympy.Union(*r.args) for r in found if _is_list_of_intervals(r)]
+        sets = [r for r in found if isinstance(r, sympy.FiniteSet)]  # a list of intervals
+        found += [sympy.Union(*r.args) for r in sets if all(isinstance(part, sympy.Interval) for part in r.args)]
     same = _same(wanted, found)
     if not same and any(_is_complex(r) for r in (*wanted, *found)):
         same = _same(*([_complex(r) for r in parsed] for parsed in (wanted, found)))
@@ -188,10 +189,6 @@ def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
 def _same(wanted: list[Any], found: list[Any]) -> bool:
     pairs = [(a, b) for a, b in product(wanted, found) if not _set_and_tuple(a, b) and not _set_and_tuple(b, a)]
     return any(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True) for a, b in pairs)
-
-
-def _is_list_of_intervals(value: Any) -> bool:
-    return isinstance(value, sympy.FiniteSet) and all(isinstance(part, sympy.Interval) for part in value.args)
 
 
 def _set_and_tuple(a: Any, b: Any) -> bool:

@@ -159,8 +159,6 @@ def _as_text(value: Any) -> str:
 
 
 # ── in the function's own process ───────────────────────────────────────────────────────────────────────────
-
-
 def serve(channel: socket.socket, where: str, name: str, seed: int, folders: list[str]) -> None:
     """Entry point: load the function, then call it for each request."""
     with suppress(OSError):  # if memory runs out, the kernel kills this process before the training

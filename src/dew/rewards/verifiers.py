@@ -141,8 +141,6 @@ def text_of(completion: Completion) -> str:
 
 
 # ── rewards of the format, in addition to correctness ───────────────────────────────────────────────────────
-
-
 def think_format(completions: Sequence[Completion], **_: Any) -> list[float]:
     """1 for `<think>...</think>` at the start, exactly once, followed by text."""
     return [float(_thinks_first(text_of(c))) for c in completions]

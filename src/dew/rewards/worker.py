@@ -102,8 +102,6 @@ def run_worker(channel: socket.socket, handle: Handler) -> None:
 
 
 # ── the sandbox ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def enter_sandbox() -> None:
     """Sandbox this process from now on."""
     sys.dont_write_bytecode = True

@@ -246,10 +246,7 @@ class Alarms:
     depends on which answers are correct; `checkpoints`: the steps of those that are kept."""
 
     def __init__(
-        self,
-        algorithm: Any = None,
-        by_correctness: bool = True,
-        checkpoints: Callable[[], Sequence[int]] = lambda: (),
+        self, algorithm: Any = None, by_correctness: bool = True, checkpoints: Callable[[], Sequence[int]] = lambda: ()
     ) -> None:
         self.steps: dict[str, int] = {}
         """At how many steps the condition of each rule held."""

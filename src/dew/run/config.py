@@ -189,7 +189,6 @@ def find_model(name: str, setting: str = "model_name_or_path", revision: str | N
 
 
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
-
 MAX_SIZE = 200_000
 
 

@@ -87,8 +87,6 @@ def _try_loading(folder: Path) -> None:
 
 
 # ── in that process ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def serve(channel: socket.socket) -> None:
     """Entry point."""
     os.environ["HF_HUB_OFFLINE"] = "1"

@@ -19,7 +19,6 @@ from dew.tasks.base import Row, Split, check_split, last_message, split_of, with
 from dew.tasks.files import SUFFIXES, Read, columns, log, read_rows, row_key, split_files
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
-
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."
 TEMPLATES = {
     "chat": f"{{problem}}\n{STEP_BY_STEP}",  # as a user message, for the model's own chat template
@@ -51,8 +50,6 @@ def render(template: str, problem: str) -> Any:
 
 
 # ── rows of the named sets: a local copy (problem, answer) or the hub's own columns ─────────────────────────
-
-
 def _first(raw: Row, *names: str) -> Any:
     for name in names:
         if raw.get(name) is not None:
@@ -98,8 +95,6 @@ def _last_box(solution: str) -> str:
 
 
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Dataset:
     """A task with problems from a file, a folder or the hub: one of `PRESETS`, or built by `custom`."""
@@ -142,7 +137,8 @@ class Dataset:
         """n problems, or all if there are fewer, in an order that depends only on the seed."""
         rows = self.problems(check_split(split))
         if split == "train" and self.without:
-            rows, dropped = without_overlap(rows, *(_test_rows(name) for name in self.without))
+            others = (named(x).problems("held_out") if x in PRESETS else read_rows(x, columns()) for x in self.without)
+            rows, dropped = without_overlap(rows, *others)
             log.info("%s: %d problems of %s removed from training", self.name, dropped, ", ".join(self.without))
 
         def position(row: Row) -> bytes:  # a hash, so that adding or removing a row does not move the others
@@ -153,13 +149,6 @@ class Dataset:
         if self.template is None:
             return rows
         return [{"prompt": render(self.template, row["problem"]), **row} for row in rows]
-
-
-def _test_rows(name: str) -> list[Row]:
-    """The held-out problems of a named set; all problems of a file (columns `problem` and `answer`)."""
-    if name in PRESETS:
-        return named(name).problems("held_out")
-    return read_rows(name, columns())
 
 
 def named(

@@ -87,8 +87,6 @@ def row_key(row: Row, column: str) -> str:
 
 
 # ── columns ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def columns(
     problem: str = "problem", answer: str = "answer", keep: Iterable[str] = (), prompt: str | None = None
 ) -> Read:
@@ -118,8 +116,6 @@ def _cell(raw: Row, name: str) -> Any:
 
 
 # ── files, folders, the hub ─────────────────────────────────────────────────────────────────────────────────
-
-
 def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> RawRows:
     path = Path(source).expanduser()
     if path.is_dir():

@@ -75,12 +75,9 @@ class Gym:
         try:
             return reasoning_gym.create_dataset(name, seed=seed, size=CHUNK, **self._settings)
         except (TypeError, AssertionError, ValueError) as error:
-            remedy = f"Its settings are those of reasoning-gym: {', '.join(_settings(DATASETS[name][1]))}."
+            settings = ", ".join(x for x in DATASETS[name][1].__dataclass_fields__ if x not in ("seed", "size"))
+            remedy = f"Its settings are those of reasoning-gym: {settings}."
             raise ConfigError(Problem(f"Task {self.name}: {error}.", remedy=remedy)) from None
-
-
-def _settings(config: Any) -> list[str]:
-    return [name for name in config.__dataclass_fields__ if name not in ("seed", "size")]
 
 
 def _is_plain(value: Any) -> bool:

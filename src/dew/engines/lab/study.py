@@ -11,7 +11,7 @@ import platform
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -29,7 +29,7 @@ from dew.compare.results import run_folders
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.stack import Replica, Settings, Stack
 from dew.engines.lab.summary import load_study
-from dew.engines.lab.tasks import TASKS, VOCABULARY, GeneratedTask, get_task
+from dew.engines.lab.tasks import VOCABULARY, GeneratedTask, get_task
 from dew.engines.lab.tiny import TinyPolicies, TinySettings, numerics
 from dew.engines.lab.warm_start import warm_start
 from dew.engines.recorder import versions
@@ -103,60 +103,48 @@ def study(
     chosen = parse_arms(arms, learning_rates, controls=controls)
     if seeds < 1:
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
-    device, folder = _device(device), Path(output)
-    on_gpu = device.startswith("cuda")
-    begin = _small_policies(device, warm_starts, say)
-    if model is not None:
-        begin = _adapters(model, device, reward, task_settings or {})
-    elif unknown := [name for name in tasks if name not in TASKS]:
-        get_task(unknown[0])
-    settings = settings or begin.keywords["default"]
-    machine = {"platform": platform.platform(), "gpu": torch.cuda.get_device_name(device) if on_gpu else None}
-    about = {**asdict(settings), **({} if model is None else {"model": model, "reward": reward, "task": task_settings})}
-    facts: Json = {"settings": about, "versions": versions("torch"), "machine": machine}
+    device, folder, of_model = _device(device), Path(output), {}
+    default: Settings
+    if model is None:
+        for name in tasks:
+            get_task(name)  # an unknown one is an error
+        begin, default = _small_policies(device, warm_starts, say), TinySettings()
+    else:
+        begin, default = _adapters(model, device, reward, task_settings or {})
+        of_model = {"model": model, "reward": reward, "task": task_settings}
+    about = {**asdict(settings or default), **of_model}
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     cells = {_cell(name, replica): replica for name in tasks for replica in replicas}
-    gpu = torch.cuda.device(device if on_gpu else -1)  # Triton uses the current one
+    training = _Training(folder, settings or default, device, {first_seed}, about, say, progress, until, runs_at_once)
+    gpu = torch.cuda.device(device if device.startswith("cuda") else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
-        todo = open_grid(folder, list(cells), about, finished=_finished, say=say)
+        todo = open_grid(folder, list(cells), about, finished=lambda run: run.run().get("status") == "done", say=say)
         load_study(folder)  # a damaged run is an error now, not after training
         if not todo:
             say(f"All {len(cells)} runs are finished.")
         for name, of_task in groupby(todo, key=lambda cell: cell.task):
-            start = begin(name, settings)
-            _check_start(folder / name, start.facts["digest"])
-            build = partial(_stack, start, settings, device, {first_seed})
-            for stack, seconds in _train(
-                build, folder, name, [cells[x] for x in of_task], start, device, say, progress, until, runs_at_once
-            ):
-                ended = datetime.now(UTC)
-                times = [x.isoformat(timespec="seconds") for x in (ended - timedelta(seconds=seconds), ended)]
-                shared = facts | {"warm_start": start.facts, "started": times[0], "finished": times[1]}
-                with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
-                    list(pool.map(partial(_write, folder, name, shared, stack), range(len(stack.replicas))))
-                (folder / CHECKPOINT).unlink(missing_ok=True)
-                _report_skipped_updates(stack, say)
-            if time.perf_counter() > until:
-                break
+            if time.perf_counter() < until:
+                training.run(name, begin(name, settings or default), [cells[cell] for cell in of_task])
         return load_study(folder)
 
 
-def _small_policies(device: str, folder: Path | str | None, say: Say) -> Any:
-    def begin(name: str, settings: TinySettings, default: Any = None) -> Start:
+def _small_policies(device: str, folder: Path | str | None, say: Say) -> Callable[[str, Any], Start]:
+    def policies(parameters: Any, replicas: Sequence[Replica]) -> TinyPolicies:
+        return TinyPolicies(parameters, torch.tensor([x.arm.learning_rate for x in replicas], device=device))
+
+    def begin(name: str, settings: TinySettings) -> Start:
         task = get_task(name)
         start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder("lab")), say)
         say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
         facts = {"digest": start.digest, **start.scores}
-        return Start(partial(_tiny, start.parameters, device), task, facts, memory(task, settings))
+        return Start(partial(policies, start.parameters), task, facts, memory(task, settings))
 
-    return partial(begin, default=TinySettings())
-
-
-def _tiny(parameters: Any, device: str, replicas: Sequence[Replica]) -> TinyPolicies:
-    return TinyPolicies(parameters, torch.tensor([x.arm.learning_rate for x in replicas], device=device))
+    return begin
 
 
-def _adapters(model: str, device: str, reward: str | None, task_settings: Mapping[str, Any]) -> Any:
+def _adapters(
+    model: str, device: str, reward: str | None, task_settings: Mapping[str, Any]
+) -> tuple[Callable[[str, Any], Start], Settings]:
     from dew.engines.lab.lora import LoraPolicies, LoraSettings, load_base
     from dew.engines.lab.text import TextTask
 
@@ -167,26 +155,17 @@ def _adapters(model: str, device: str, reward: str | None, task_settings: Mappin
         ended, squares = task.ended if device != "cpu" else None, any(x.arm.algorithm.needs_sum_sq for x in replicas)
         return LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings, ended, squares)
 
-    def begin(name: str, settings: LoraSettings, default: Any = None) -> Start:
+    def begin(name: str, settings: LoraSettings) -> Start:
         task = TextTask(name, base, settings.max_new_tokens, settings.eval_problems, reward, task_settings)
-        each, shared = base.memory(settings)
         facts = {"digest": base.digest, "model": model}
-        return Start(partial(policies, task, settings), task, facts, each, shared)
+        return Start(partial(policies, task, settings), task, facts, *base.memory(settings))
 
-    return partial(begin, default=LoraSettings())
-
-
-def _stack(start: Start, settings: Settings, device: str, recorded: set[int], replicas: Sequence[Replica]) -> Stack:
-    return Stack(start.task, start.policies(replicas), replicas, settings, device, recorded)
+    return begin, LoraSettings()
 
 
 def _cell(task: str, replica: Replica) -> Cell:
     arm = replica.arm
     return Cell(arm.label, replica.seed, task, arm.learning_rate, arm.source, arm.control, arm.placebo)
-
-
-def _finished(run: RunFolder) -> bool:
-    return run.run().get("status") == "done"
 
 
 def _check_start(runs: Path, digest: str) -> None:
@@ -209,17 +188,6 @@ def _device(name: str) -> str:
         what = f"device {name!r} is not known, or PyTorch sees no such GPU."
         raise ConfigError(Problem(what, remedy="Give cpu, cuda or cuda:1, or leave --device out."))
     return name
-
-
-def _write(folder: Path, task: str, facts: Json, stack: Stack, i: int) -> None:
-    """Write a run of a finished stack into its folder."""
-    replica = stack.replicas[i]
-    cell, rule = _cell(task, replica), replica.arm.algorithm
-    facts = facts | {"algorithm": {"name": rule.name, "settings": asdict(rule)}, "uses_threshold": rule.uses_threshold}
-    if hasattr(stack.policies, "save"):
-        stack.policies.save(i, folder / cell.home / ADAPTER)
-    solved = [counts[i].tolist() for counts in stack.solved]
-    write_run(folder, cell, facts, stack.metrics()[i], stack.records[i], solved=solved)
 
 
 def write_run(
@@ -273,88 +241,113 @@ def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, floa
     return scores | {"flipped": mean(metrics, "credit/flipped_share")}
 
 
-def _report_skipped_updates(stack: Stack, say: Say) -> None:
-    runs = zip(stack.replicas, stack.metrics(), strict=True)
-    skipped = Counter(x.arm.label for x, lines in runs for line in lines if not math.isfinite(line["grad_norm"]))
-    for arm, n in skipped.items():
-        where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
-        say(f"{arm}: updates were skipped in {n} generations, where the gradient was NaN or infinite. {where}")
+@dataclass(frozen=True)
+class _Training:
+    folder: Path
+    settings: Settings
+    device: str
+    recorded: set[int]
+    """Seeds whose tokens are kept."""
+    about: Json
+    say: Say
+    progress: Progress
+    until: float
+    """When training stops, in seconds of the clock."""
+    most: int | None
+    """Runs in a stack."""
 
+    def run(self, task: str, start: Start, todo: list[Replica]) -> None:
+        """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split."""
+        _check_start(self.folder / task, start.facts["digest"])
+        room = max(1, int((MEMORY_SHARE * _free(self.device) - start.shared) / start.each))
+        size = math.ceil(len(todo) / math.ceil(len(todo) / min(room, self.most or len(todo))))
+        memory = (start.shared + size * start.each) / 1e9
+        self.say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
+        seconds = 0.0  # of a run; not known yet
+        while todo and time.perf_counter() + seconds * min(size, len(todo)) < self.until:
+            before = _checkpoint(self.folder, task, todo)
+            replicas = before["replicas"] if before else todo[:size]
+            replicas = sorted(replicas, key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
+            began = time.perf_counter()
+            try:
+                stack = Stack(start.task, start.policies(replicas), replicas, self.settings, self.device, self.recorded)
+                if not self.train(stack, task, len(todo) - len(replicas), before):
+                    return
+                took = time.perf_counter() - began
+                seconds = seconds if before else took / len(replicas)
+                self.write(stack, task, start.facts, took)
+                del stack
+                todo = [x for x in todo if x not in replicas]
+            except torch.OutOfMemoryError:
+                if len(replicas) == 1:
+                    remedy = "Lower prompts, group_size, width or pass_tokens, or raise optimizer_steps, by --settings."
+                    raise ConfigError(Problem("A single run does not fit in memory.", remedy=remedy)) from None
+                size = math.ceil(len(replicas) / 2)
+                torch.cuda.empty_cache()
+                (self.folder / CHECKPOINT).unlink(missing_ok=True)
+                self.say(f"Not enough memory for {len(replicas)} runs at a time; continuing with {size}.")
 
-def _train(
-    build: Callable[[Sequence[Replica]], Stack], folder: Path, task: str, todo: list[Replica], start: Start,
-    device: str, say: Say, progress: Progress, until: float, most: int | None,
-) -> Iterator[tuple[Stack, float]]:  # fmt: skip
-    """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split.
+    def train(self, stack: Stack, task: str, waiting: int, before: Json | None) -> bool:
+        """Train a stack; `waiting` runs are trained after it. `before`: where an interrupted one stopped.
 
-    With each finished stack come the seconds it took. At the time `until`, training stops.
-    """
-    room = min(max(1, int((MEMORY_SHARE * _free(device) - start.shared) / start.each)), most or len(todo))
-    size = math.ceil(len(todo) / math.ceil(len(todo) / room))
-    memory = (start.shared + size * start.each) / 1e9
-    say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
-    seconds = 0.0  # of a run; not known yet
-    while todo and time.perf_counter() + seconds * min(size, len(todo)) < until:
-        before = _checkpoint(folder, task, todo)
-        stack = before["replicas"] if before else todo[:size]
-        stack = sorted(stack, key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
-        began = time.perf_counter()
-        try:
-            built = build(stack)
-            if not _train_stack(built, folder, task, len(todo) - len(stack), say, progress, before, until):
-                return
-            took = time.perf_counter() - began
-            seconds = seconds if before else took / len(stack)
-            yield built, took
-            del built
-            todo = [x for x in todo if x not in stack]
-        except torch.OutOfMemoryError:
-            if len(stack) == 1:
-                remedy = "Lower prompts, group_size, width or pass_tokens, or raise optimizer_steps, with --settings."
-                raise ConfigError(Problem("A single run does not fit in memory.", remedy=remedy)) from None
-            size = math.ceil(len(stack) / 2)
-            torch.cuda.empty_cache()
-            (folder / CHECKPOINT).unlink(missing_ok=True)
-            say(f"Not enough memory for {len(stack)} runs at a time; continuing with {size}.")
+        False if its end was not reached in time: a checkpoint is kept.
+        """
+        began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
+        if before:
+            stack.load(before["state"])
+        first, saved = len(stack.history) + 1, began
+        for number in range(first, generations + 1):
+            started = time.perf_counter()
+            stack.generation(number - 1)
+            if number == first + 1:  # kernels are compiled and steps captured in the one before
+                stack.history[-1]["accuracy"].sum().item()  # waits for the device
+                s, each = stack.settings, time.perf_counter() - started
+                whole = generations + 0.4 * s.evaluations * s.eval_problems * s.eval_k / s.answers
+                minutes = each * (whole * (1 + waiting / runs) - number) / 60
+                self.say(f"About {minutes:.1f} min. Ctrl-C stops; the same command resumes.")
+            if stack.settings.evaluated(number):
+                stack.evaluate(number)
+            part = number * PARTS // generations
+            if part > (number - 1) * PARTS // generations:  # reading the accuracy waits for the device
+                line = f"{stack.task.name}: {runs} runs at generation {number} of {generations}, accuracy "
+                line += f"{stack.history[-1]['accuracy'].mean().item():.3f}; {waiting} runs after them; about "
+                each = (time.perf_counter() - began) / (number - first + 1)
+                left = each * ((1 + waiting / runs) * generations - number)
+                self.progress(part / PARTS, f"{line}{left / 60:.1f} min left")
+            now = time.perf_counter()
+            if number < generations and (now > self.until or now - saved > CHECKPOINT_SECONDS):
+                _save(self.folder, task, stack)
+                saved = time.perf_counter()
+                if now > self.until:
+                    return False
+        return True
 
+    def write(self, stack: Stack, task: str, start: Json, seconds: float) -> None:
+        """Write the runs of a finished stack into their folders."""
+        gpu = torch.cuda.get_device_name(self.device) if self.device.startswith("cuda") else None
+        ended = datetime.now(UTC)
+        began = ended - timedelta(seconds=seconds)
+        facts: Json = {"settings": self.about, "versions": versions("torch"), "warm_start": start}
+        facts |= {"machine": {"platform": platform.platform(), "gpu": gpu}}
+        facts |= {"started": began.isoformat(timespec="seconds"), "finished": ended.isoformat(timespec="seconds")}
 
-def _train_stack(
-    stack: Stack, folder: Path, task: str, waiting: int, say: Say, progress: Progress, before: Json | None,
-    until: float,
-) -> bool:  # fmt: skip
-    """Train a stack; `waiting` runs are trained after it. `before`: where an interrupted one stopped.
+        def write(i: int) -> None:
+            cell, rule = _cell(task, stack.replicas[i]), stack.replicas[i].arm.algorithm
+            own = {"algorithm": {"name": rule.name, "settings": asdict(rule)}, "uses_threshold": rule.uses_threshold}
+            if hasattr(stack.policies, "save"):
+                stack.policies.save(i, self.folder / cell.home / ADAPTER)
+            solved = [counts[i].tolist() for counts in stack.solved]
+            write_run(self.folder, cell, facts | own, metrics[i], stack.records[i], solved=solved)
 
-    False if its end was not reached by the time `until`: a checkpoint is kept.
-    """
-    began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
-    if before:
-        stack.load(before["state"])
-    first, saved = len(stack.history) + 1, began
-    for number in range(first, generations + 1):
-        started = time.perf_counter()
-        stack.generation(number - 1)
-        if number == first + 1:  # kernels are compiled and steps captured in the one before
-            stack.history[-1]["accuracy"].sum().item()  # waits for the device
-            s, each = stack.settings, time.perf_counter() - started
-            whole = generations + 0.4 * s.evaluations * s.eval_problems * s.eval_k / s.answers
-            minutes = each * (whole * (1 + waiting / runs) - number) / 60
-            say(f"About {minutes:.1f} min. Ctrl-C stops; the same command resumes.")
-        if stack.settings.evaluated(number):
-            stack.evaluate(number)
-        part = number * PARTS // generations
-        if part > (number - 1) * PARTS // generations:  # reading the accuracy waits for the device
-            line = f"{stack.task.name}: {runs} runs at generation {number} of {generations}, accuracy "
-            line += f"{stack.history[-1]['accuracy'].mean().item():.3f}; {waiting} runs after them; about "
-            each = (time.perf_counter() - began) / (number - first + 1)
-            left = each * ((1 + waiting / runs) * generations - number)
-            progress(part / PARTS, f"{line}{left / 60:.1f} min left")
-        now = time.perf_counter()
-        if number < generations and (now > until or now - saved > CHECKPOINT_SECONDS):
-            _save(folder, task, stack)
-            saved = time.perf_counter()
-            if now > until:
-                return False
-    return True
+        metrics = stack.metrics()
+        with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
+            list(pool.map(write, range(len(stack.replicas))))
+        (self.folder / CHECKPOINT).unlink(missing_ok=True)
+        runs = zip(stack.replicas, metrics, strict=True)
+        skipped = Counter(x.arm.label for x, lines in runs for line in lines if not math.isfinite(line["grad_norm"]))
+        for arm, n in skipped.items():
+            where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
+            self.say(f"{arm}: updates were skipped in {n} generations, where the gradient was NaN or infinite. {where}")
 
 
 def _save(folder: Path, task: str, stack: Stack) -> None:

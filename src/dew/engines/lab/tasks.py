@@ -155,8 +155,6 @@ def _prompt(numbers: Tensor, *last: int) -> Tensor:
 
 
 # ── countdown ───────────────────────────────────────────────────────────────────────────────────────────────
-
-
 FILLERS = 4
 """The most fillers before a step: COMMA, COLON or ASK."""
 
@@ -244,7 +242,6 @@ def _remove(pool: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # ── addition ────────────────────────────────────────────────────────────────────────────────────────────────
-
 FAULTLESS = 0.3
 """Share of demonstrations without a slip."""
 

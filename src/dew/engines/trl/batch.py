@@ -137,7 +137,6 @@ def loss_mask(inputs: Columns) -> Tensor:
 
 
 # ── rows of all processes ───────────────────────────────────────────────────────────────────────────────────
-
 LEFT_PADDED = ("prompt_ids", "prompt_mask")
 
 

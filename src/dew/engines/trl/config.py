@@ -56,7 +56,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
     unnamed: ClassVar = False
     """Whether the algorithm is the default because nothing names or chooses one."""
-
     algorithm: str | None = _setting(
         None,
         f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}). "
@@ -77,7 +76,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
     overwrite_output_dir: bool = _setting(False, "Delete an earlier run in output_dir when training starts.")
-
     epsilon: float | None = _of_algorithm("clip_low")
     epsilon_high: float | None = _of_algorithm("clip_high")
     beta: float | None = _of_algorithm("kl_coef")

@@ -191,8 +191,6 @@ def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int
 
 
 # ── what the loss reads ─────────────────────────────────────────────────────────────────────────────────────
-
-
 def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator: Any) -> Columns:
     """TRL's inputs with our advantages, and what else the loss needs."""
     verdict = local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1))

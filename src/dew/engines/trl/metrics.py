@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,14 +18,7 @@ from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 from dew.compare.statistics import pass_at_k
 from dew.engines.credit import Credit
-from dew.engines.recorder import (
-    Numbers,
-    RunLog,
-    answer_metrics,
-    credit_metrics,
-    entropy_sums,
-    group_records,
-)
+from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, entropy_sums, group_records
 from dew.engines.trl.batch import Batch, gather_columns
 from dew.engines.trl.config import batches
 from dew.errors import EngineError, Problem
@@ -160,8 +154,6 @@ class NonFinite:
 
 
 # ── the run's folder ────────────────────────────────────────────────────────────────────────────────────────
-
-
 class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
     """Collects the metrics of a step and writes them when it ends. Only the main process writes."""
 
@@ -244,8 +236,6 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
 
 # ── the console ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class ConsoleLines(logging.Handler):
     """dew's messages on lines of their own, also beside a progress bar."""
 
@@ -273,23 +263,13 @@ def log_line(logs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(logs) if len(logs) <= len(ON_A_LINE) else {x: logs[x] for x in chosen[: len(ON_A_LINE)]}
 
 
-class ShortLines:
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        super().on_log(args, state, control, logs=log_line(logs or {}), **others)  # type: ignore[misc]
-
-
-class ShortProgress(ShortLines, ProgressCallback):  # type: ignore[misc]
-    pass
-
-
-class ShortPrinter(ShortLines, PrinterCallback):  # type: ignore[misc]
-    pass
-
-
 def shorten_log_lines(trainer: Any) -> None:
-    for kind, short in ((ProgressCallback, ShortProgress), (PrinterCallback, ShortPrinter)):
-        if trainer.pop_callback(kind) is not None:
-            trainer.add_callback(short)
+    def short(on_log: Any, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
+        on_log(args, state, control, logs=log_line(logs or {}), **others)
+
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, ProgressCallback | PrinterCallback):
+            callback.on_log = partial(short, callback.on_log)
 
 
 def _now() -> float:

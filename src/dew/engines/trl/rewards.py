@@ -15,9 +15,8 @@ GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "lo
 TAKEN = GIVEN_BY_TRL - {"completion_ids"}
 """TRL drops a data column `completion_ids`; these would be passed twice."""
 
+
 # ── calling a reward function ───────────────────────────────────────────────────────────────────────────────
-
-
 def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
     """The same reward function, but a failure is a RewardError, and a coroutine is cancelled after `timeout` seconds.
 
@@ -51,8 +50,6 @@ def _is_model(reward: Any) -> bool:
 
 
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def outcome_index(names: Sequence[str], args: Any) -> int:
     """Which reward function decides whether an answer is correct; the first where training does not depend on it."""
     wanted, weights, required = args.outcome_reward, args.reward_weights, not args.build_algorithm().engine_loss

@@ -25,9 +25,8 @@ from dew.errors import ConfigError, Problem
 
 logger = logging.getLogger("dew")
 
+
 # ── dynamic sampling ────────────────────────────────────────────────────────────────────────────────────────
-
-
 class PromptStream:
     """Indices of the training prompts, reshuffled for each pass. Its position is all that a checkpoint needs."""
 
@@ -137,8 +136,6 @@ def _masked(batch: Batch) -> Batch:
 
 
 # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
     """Sample and score without dropout. The outermost module keeps its mode, from which TRL reads train or eval."""
