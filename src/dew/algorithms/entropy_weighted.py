@@ -11,7 +11,7 @@ from dew.algorithms.base import Algorithm, Whose, recorded, spread
 from dew.checks import unmet
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.credit.comparison import BY_TOKENS, Compare, Value
-from dew.credit.weighting import clip_problems, weight_problems
+from dew.credit.weighting import bound_problems, clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -48,6 +48,12 @@ class EntropyWeighted(Algorithm):
     """The side whose credit is distributed by entropy; on the other side every weight is 1."""
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
+    shrink: float = 0.0
+    """Moves a weight w that comes from n values towards 1, by 1 + (w − 1) · n / (n + shrink). 0 is off."""
+    cap: float | None = None
+    """The largest weight of a token or answer."""
+    least: int = 1
+    """Weights are 1 where fewer values than this can be compared, e.g. 3."""
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -56,6 +62,7 @@ class EntropyWeighted(Algorithm):
     def problems(self) -> list[str]:
         weights = self._weights
         found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
+        found += bound_problems(self.shrink, self.cap, self.least)
         return found + unmet((any(weights.values()), f"{' and '.join(weights)} are 0: every advantage would be 0."))
 
     @property
@@ -113,8 +120,8 @@ class EntropyWeighted(Algorithm):
 
     def _how(self, rollouts: Rollouts) -> dict[str, Any]:
         """What `gtpo_rewards` and `grpo_s_rewards` have in common."""
-        how = {"average": self.average, "spread": self.spread, "entropy_clip": self.entropy_clip}
-        return {**self._weights, **how, "extra": rollouts.extra}
+        names = ("average", "spread", "entropy_clip", "shrink", "cap", "least")
+        return {**self._weights, **{name: getattr(self, name) for name in names}, "extra": rollouts.extra}
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError

@@ -32,6 +32,9 @@ def gtpo_rewards(
     value: Value = "entropy",
     tokens: Int[Tensor, "*P G T"] | None = None,
     step_ends: Sequence[int] = (),
+    shrink: float = 0.0,
+    cap: float | None = None,
+    least: int = 1,
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G T"]:
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them (section 2.2).
@@ -53,6 +56,7 @@ def gtpo_rewards(
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
+        shrink: bounds the weights, as do `cap` and `least` (`dew.credit.weighting.shaped`). Off in the equations.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
@@ -70,7 +74,7 @@ def gtpo_rewards(
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
     x, over = compared(H, won, mask, compare, value, tokens, step_ends)
-    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread)
+    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread, shrink, cap, least)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
@@ -108,6 +112,9 @@ def grpo_s_rewards(
     average: Average = "arithmetic",
     entropy_clip: tuple[float, float] | None = None,
     spread: Side = "both",
+    shrink: float = 0.0,
+    cap: float | None = None,
+    least: int = 1,
     extra: Float[Tensor, "*P G"] | None = None,
 ) -> Float[Tensor, "*P G"]:
     """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome (section 2.3).
@@ -127,7 +134,7 @@ def grpo_s_rewards(
     H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
     H = torch.where(live, H, 1)
     x = torch.where(correct, H, 1 / H)
-    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread)
+    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread, shrink, cap, least)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_choice
+from dew.checks import check_choice, unmet
 from dew.errors import ConfigError
-from dew.ops import Dims, at_least_float32, masked_mean, masked_mean_by, standardize
+from dew.ops import Dims, at_least_float32, masked_mean, masked_mean_by, masked_sum, masked_sum_by, standardize
 
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
@@ -68,19 +68,44 @@ def shaped(
     alpha1: float,
     alpha2: float,
     spread: Side,
+    shrink: float,
+    cap: float | None,
+    least: int,
 ) -> Float[Tensor, "*shape"]:
     """r̃ = ±(α₁ + α₂ · w), w = x / mean(x over its comparison set), + on O⁺ and − on O⁻; 0 where not live.
 
     The comparison set is what is live and of the same polarity along the dims `over`, or has the same label `over`. The
     paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
+
+    With n values in the comparison set, w becomes 1 + (w − 1) · n / (n + shrink), 1 if n < least, and at most `cap`.
     """
     check_choice("spread", spread, get_args(Side))
+    if problems := bound_problems(shrink, cap, least):
+        raise ConfigError(problems)
     mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
     weight = x / torch.where(correct, mean_won, mean_lost)
+    if shrink or least > 1:
+        n_won, n_lost = (_count(x, live & side, over) for side in (correct, ~correct))
+        n = torch.where(correct, n_won, n_lost)
+        weight = torch.where(n >= least, 1 + (weight - 1) * (n / (n + shrink)).to(x.dtype), 1)
     if spread != "both":
         weight = torch.where(correct == (spread == "correct"), weight, 1)
-    r = alpha1 + alpha2 * weight
+    r = alpha1 + alpha2 * (weight if cap is None else weight.clamp_max(cap))
     return torch.where(live, torch.where(correct, r, -r), 0)
+
+
+def _count(x: Tensor, alive: Tensor, over: Dims | Tensor) -> Tensor:
+    ones = torch.ones_like(x)
+    return masked_sum_by(ones, alive, over) if isinstance(over, Tensor) else masked_sum(ones, alive, over)
+
+
+def bound_problems(shrink: float, cap: float | None, least: int) -> list[str]:
+    """What is wrong with the settings that bound a weight."""
+    return unmet(
+        (0 <= shrink < float("inf"), f"shrink={shrink}: weights would move away from 1. Give >= 0; 0 turns it off."),
+        (cap is None or cap >= 1, f"cap={cap}: a weight of 1 is the mean. Give at least 1."),
+        (least >= 1, f"least={least}: a comparison has at least one value. Give at least 1."),
+    )
 
 
 def pooled(
