@@ -52,7 +52,7 @@ def digest() -> str:
     """Of the report's sources and of the runs that are shown."""
     root = Path(__file__).parents[1]
     files = sorted((root / "src" / "dew" / "report").rglob("*.*"))
-    files = [path for path in files if path.is_file() and path.suffix != ".pyc" and not path.name.startswith("benchmark")]
+    files = [path for path in files if path.is_file() and path.suffix != ".pyc" and "benchmark" not in path.name]
     files += [root / "tests" / "support" / "make_run.py", root / "scripts" / "screenshots.py"]
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 

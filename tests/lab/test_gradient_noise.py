@@ -14,7 +14,7 @@ spec.loader.exec_module(script)
 
 
 def test_without_weights_the_gradient_of_dew_is_that_of_dapo():
-    settings = {"prompts": 8, "group_size": 8, "max_new_tokens": 48, "rank": 4}
+    settings = {"prompts": 8, "group_size": 8, "max_new_tokens": 28, "rank": 2}
     given = {"model": "tiny", "task": "countdown", "adapter": None, "batches": 2, "first_seed": 600}
     rules = ["dapo", "dew", "dew(alpha1=1.1,alpha2=0.0)"]
     *_, found = script.measure(argparse.Namespace(**given, rules=rules, settings=json.dumps(settings)))

@@ -179,6 +179,8 @@ def test_a_file_of_somebody_else_gets_one_error(here, dew, monkeypatch, place, c
         monkeypatch.setattr(models, "_try_loading", lambda _: None)
     if message in (WIDE, DEEP):
         monkeypatch.setattr(models, "Process", InThisProcess)
+    if message == HANGS:
+        monkeypatch.setattr(models, "SECONDS", 2.0)
     put(Path(place), content)
     found, out, err = dew(*words)
     said = " ".join((out + err).split())
