@@ -283,7 +283,7 @@ class Ending(Draw):
 @pytest.mark.parametrize(
     ("device", "before", "limit", "dtype", "tolerance"),
     [
-        ("cpu", 16_000, 128, torch.float32, 1e-5),
+        pytest.param("cpu", 16_000, 128, torch.float32, 1e-5, marks=pytest.mark.slow),
         pytest.param("cpu", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.slow),
         pytest.param("cuda", 0, 4096, torch.float32, 1e-3, marks=pytest.mark.gpu),
         pytest.param("cuda", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.gpu),

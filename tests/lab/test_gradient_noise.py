@@ -13,6 +13,7 @@ script = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(script)
 
 
+@pytest.mark.slow
 def test_without_weights_the_gradient_of_dew_is_that_of_dapo():
     settings = {"prompts": 8, "group_size": 8, "max_new_tokens": 28, "rank": 2}
     given = {"model": "tiny", "task": "countdown", "adapter": None, "batches": 2, "first_seed": 600}

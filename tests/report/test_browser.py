@@ -62,6 +62,7 @@ class Page:
     def wait_for_group(self, step: int, group: int) -> None:
         # Not wait_for_function: it may evaluate a string, which the page's content security policy forbids.
         playwright.expect(self.tab.locator(".group-title h2")).to_have_text(f"Step {step}, group {group}")
+        playwright.expect(self.tab.locator(".answer:empty")).to_have_count(0)  # some are filled when the page is idle
 
     def texts(self, selector: str) -> list[str]:
         """What is drawn: an answer that is out of sight has no such text."""

@@ -183,6 +183,7 @@ def test_the_real_sets_are_complete(shared, name: str, train: int, held_out: int
         assert len(named(name).problems("train")) == train
 
 
+@pytest.mark.slow
 def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
     dapo = named("dapo17k").problems("train")
     tests = {name: named(name).problems("held_out") for name in ("math500", "amc23", "aime24", "aime25")}
