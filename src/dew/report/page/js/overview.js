@@ -233,12 +233,13 @@ function heading({ runs, title, headline }) {
 }
 
 /** The learning curve beside the first scores: where arms are compared, their differences. */
-const mainRows = ({ rows }) => (rows[0]?.differences.length ? rows.slice(0, 2) : rows.slice(0, 4));
+const isPaired = ({ rows }) => rows.some((row) => row.differences.length);
+const mainRows = (report) => report.rows.slice(0, isPaired(report) ? 2 : 4);
 function main(report) {
   const name = ['accuracy', 'reward'].find((key) => report.runs.some((run) => run.metrics[key]));
   const rows = mainRows(report);
   const curve = name && chart(report.runs, 'Learning curve', [name], `${name} in training, by step`);
-  return h('div.charts.two', curve, h(rows[0]?.differences.length ? 'div.rows.paired' : 'div.rows', rows.map(rowCard)));
+  return h('div.charts.two', curve, h(isPaired(report) ? 'div.rows.paired' : 'div.rows', rows.map(rowCard)));
 }
 
 /** The differences of all arms from their baselines, in all tasks of a study. */
