@@ -290,7 +290,7 @@ class Ending(Draw):
     ],
 )
 def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before, limit, dtype, tolerance):
-    """It goes on alone; its scores are as near to a pass in float32 at its end as at its beginning."""
+    """It continues alone; its scores are as near to a pass in float32 at its end as at its beginning."""
     monkeypatch.setattr(decoder, "FEWEST", 1)
     if device == "cuda":  # room for the long one and few others: some wait
         monkeypatch.setattr(Decoder, "_room", lambda self: 2 + buffers.pages_of(limit) + 10)

@@ -63,7 +63,7 @@ class Runs:
             setattr(self, name, {new: old[row] for new, row in enumerate(rows) if row in old})
 
     def grow(self, buffers: Buffers, steps: int) -> bool:
-        """Make room for so many more steps, for older answers first. Whether any has waited and goes on."""
+        """Make room for so many more steps, for older answers first. Whether any that waited continues."""
         rows, placed = self._fresh, dict[int, int]()
         if self._clock + steps > self._due:
             rows = [row for row in self._born if self._needed(row, steps) > self._size(row)]
