@@ -141,10 +141,8 @@ def gradients(stack: Stack, team: Team, batch: dict[str, Any]) -> list[Tensor]:
                 given["entropy"] = entropy
             given |= {name: x[take, rows] for name, x in trained.items()}
             policies.backward(team.loss(logp, given, given.pop("advantages"), divisors).sum())
-        parameters = policies.parameters.values()
-        found.append(torch.cat([(torch.zeros_like(x) if x.grad is None else x.grad).flatten(1) for x in parameters], 1))
-        for x in parameters:
-            x.grad = None
+        found.append(policies.adam.gradients.clone())
+        policies.adam.gradients.zero_()
     return found
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dew.decoding import Decoder, Draw, refusal, replaced
 from dew.engines.lab.adapters import Rows, fuse, stack_adapters
 from dew.engines.lab.stack import Answers, Settings
-from dew.engines.lab.tiny import Adam, deterministic
+from dew.engines.lab.tiny import Adam
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.kernels import Head, linear_logprob_entropy, plain_head
 from dew.run.config import find_model
@@ -33,6 +34,8 @@ HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else it n
 BETAS = (0.9, 0.999)
 AT_ONCE = 1024
 """Answers that are sampled at a time, if there are so many: a step of fewer rows hardly takes less time."""
+PASS_SHARE = 0.5
+"""Of a GPU's memory: the rest is for adapters and the cache."""
 PROMPT = 256
 """Tokens of a prompt that the estimate of memory allows for."""
 
@@ -54,7 +57,7 @@ class LoraSettings(Settings):
     target_modules: str = "all"
     """Names of the linear layers with adapters, e.g. "q_proj,v_proj"; "all" but the head."""
     pass_tokens: int = 49_152
-    """Tokens in one pass of an update."""
+    """Tokens in one pass of an update, at most: fewer if a GPU has less memory."""
 
     @property
     def spacing(self) -> float:
@@ -123,8 +126,21 @@ class Base:
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         slots = settings.answers * settings.max_new_tokens + settings.prompts * PROMPT
         cache = slots * 2 * config.num_hidden_layers * heads * width * size
-        token = config.num_hidden_layers * (8 * config.hidden_size + 4 * config.intermediate_size) * size
-        return adapter * (18.0 + 4) + cache, 1.0 * settings.pass_tokens * token
+        return adapter * (18.0 + 4) + cache, self.pass_tokens(settings) * self._token_memory
+
+    def pass_tokens(self, settings: LoraSettings) -> int:
+        """Tokens in one pass of an update: what they need is at most half of what a GPU has besides the model."""
+        if self.model.device.type != "cuda":
+            return settings.pass_tokens
+        room = torch.cuda.get_device_properties(self.model.device).total_memory - self.model.get_memory_footprint()
+        return max(1, min(settings.pass_tokens, int(PASS_SHARE * room / self._token_memory)))
+
+    @property
+    def _token_memory(self) -> float:
+        """Bytes that an update keeps of each token of a pass."""
+        config = self.model.config.get_text_config()
+        width = 8.0 * config.hidden_size + 4 * config.intermediate_size
+        return width * config.num_hidden_layers * self.model.dtype.itemsize
 
 
 def load_base(name: str, device: str, dtype: torch.dtype | None = None) -> Base:
@@ -175,6 +191,7 @@ class LoraPolicies:
         self.ended = ended
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
+        self.pass_tokens = base.pass_tokens(settings)
         self.layers = stack_adapters(base.model, self.rows, seeds, settings)
         self.joined = list({id(x.joined): x.joined for x in self.layers.values()}.values())
         named = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in ("a", "b")}
@@ -211,7 +228,7 @@ class LoraPolicies:
         columns = torch.where(lengths > 0, prompts + lengths, 0).sum(0).tolist()
         found, first, size = [], 0, 0
         for i, tokens in enumerate(columns):
-            if size and size + tokens > self.settings.pass_tokens:
+            if size and size + tokens > self.pass_tokens:
                 found.append(slice(first, i))
                 first, size = i, 0
             size += tokens
@@ -220,32 +237,34 @@ class LoraPolicies:
     def score(self, problems: Tensor, tokens: Tensor, mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
         """(R, b, T) log π of the tokens where the mask is True, and their entropies, without gradient."""
         (R, b, T), device = tokens.shape, self.device
-        numbers, answer = problems[..., 0].flatten().tolist(), mask.sum(-1).flatten()
-        prompts = {i: torch.tensor(self.prompts(i)) for i in numbers}
-        prompt = torch.tensor([len(prompts[i]) for i in numbers], device=device)
-        table = nn.utils.rnn.pad_sequence([prompts[i] for i in numbers], batch_first=True).to(device)
-        size = torch.where(answer > 0, prompt + answer - 1, 0)  # the last token is not read
+        numbers, lengths = torch.stack([problems[..., 0], mask.sum(-1)]).flatten(1).tolist()  # the only wait
+        texts = {i: self.prompts(i) for i in numbers}
+        first = dict(zip(texts, accumulate(map(len, texts.values()), initial=0), strict=False))
+        text = torch.tensor([token for ids in texts.values() for token in ids], device=device)
+        sizes = [
+            len(texts[i]) + n - 1 if n else 0 for i, n in zip(numbers, lengths, strict=True)
+        ]  # the last is not read
+        total, longest = sum(sizes), max(sizes)
+        rows = [(first[i], len(texts[i]), n, size) for i, n, size in zip(numbers, lengths, sizes, strict=True)]
+        begin, prompt, answer, size = torch.tensor(rows, device=device).T
         bounds = F.pad(size.cumsum(0), (1, 0))
-        total, longest = torch.stack([bounds[-1], size.max()]).tolist()
-        row = torch.repeat_interleave(size, output_size=total)
-        place = torch.arange(total, device=device) - bounds[row]
+        row, place = _runs(size, total)
         later = (place - prompt[row]).clamp_min(0)
-        ids = torch.where(
-            place < prompt[row], table[row, place.clamp_max(table.shape[1] - 1)], tokens.flatten(0, 1)[row, later]
-        )
+        read = text[(begin[row] + place).clamp_max(len(text) - 1)]
+        ids = torch.where(place < prompt[row], read, tokens.flatten(0, 1)[row, later])
         self.rows.count(size.view(R, b).sum(1), total)
-        starts = bounds[F.pad(size > 0, (1, 0), value=True)].int()
+        starts = torch.tensor([0, *accumulate(filter(None, sizes))], dtype=torch.int32, device=device)
         attention = (self.base.model.config.get_text_config(), "_attn_implementation_internal", PACKED)
         with replaced([*self.parts, attention]):
             hidden = self.base.model.base_model(
                 input_ids=ids[None], position_ids=place[None], use_cache=False,
                 cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=longest, max_length_k=longest,
             ).last_hidden_state[0]  # fmt: skip
-        read = place >= prompt[row] - 1
-        where = (row * T + place - prompt[row] + 1)[read]
+        row, place = _runs(answer, sum(lengths))
+        where, after = row * T + place, bounds[row] + prompt[row] - 1 + place
         head, target = self.base.head, tokens.flatten()[where]
         how: dict[str, Any] = {"bias": head.bias, "temperature": head.temperature, "softcap": head.softcap}
-        found = linear_logprob_entropy(hidden[read], head.weight, target, **how)
+        found = linear_logprob_entropy(hidden[after], head.weight, target, **how)
         logp, entropy = (x.new_zeros(R * b * T).index_copy(0, where, x).view(R, b, T) for x in found)
         return logp, entropy
 
@@ -256,8 +275,7 @@ class LoraPolicies:
             return self.score(problems, tokens, mask)[0]
 
     def backward(self, loss: Tensor) -> None:
-        with deterministic():
-            loss.backward()
+        self.adam.backward(loss)
 
     def step(self) -> Tensor:
         """Take an optimizer step; return (R,) gradient norms before clipping."""
@@ -295,3 +313,9 @@ class LoraPolicies:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: x.cpu() for name, x in weights.items()}, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(about, indent=1))
+
+
+def _runs(sizes: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """Of `total` numbers in runs of these sizes: in which run each is, and where in it."""
+    run = torch.repeat_interleave(sizes, output_size=total)
+    return run, torch.arange(total, device=sizes.device) - (sizes.cumsum(0) - sizes)[run]

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
+ALIGNED = 32
+"""Numbers: where parameters begin in the tensor of all is a multiple of so many, which products need to be fast."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +185,7 @@ class TinyPolicies:
         return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
 
     def backward(self, loss: Tensor) -> None:
-        with deterministic():
-            loss.backward()
+        self.adam.backward(loss)
 
     def step(self) -> Tensor:
         return self.adam.step()
@@ -196,38 +198,49 @@ class TinyPolicies:
 
 
 class Adam:
-    """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated."""
+    """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated.
+
+    The parameters become parts of one tensor, (R, N), and so do their gradients: an operation serves all of them.
+    """
 
     def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = BETAS) -> None:
-        self.parameters, self.rates, self.betas = list(parameters.values()), rates, betas
-        self.steps = torch.zeros_like(rates)
-        self.first = [torch.zeros_like(p) for p in self.parameters]
-        self.second = [torch.zeros_like(p) for p in self.parameters]
+        self.rates, self.betas, self.steps = rates, betas, torch.zeros_like(rates)
+        self.parameters = list(parameters.values())
+        sizes = [p[0].numel() for p in self.parameters]
+        aligned = [n + -n % ALIGNED for n in sizes]
+        new = partial(torch.zeros, len(rates), sum(aligned), device=rates.device)
+        self.values, self.gradients, self.first, self.second = (new() for _ in range(4))
+        parts = (x.split(aligned, 1) for x in (self.values, self.gradients))
+        for p, n, value, gradient in zip(self.parameters, sizes, *parts, strict=True):
+            own = value[:, :n].view(p.shape).copy_(p.detach())
+            p.data, p.grad = own, gradient[:, :n].view(p.shape)
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss."""
+        with deterministic():
+            found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
+        into: Any = [p.grad for p in self.parameters]
+        torch._foreach_add_(into, list(found))
 
     @torch.no_grad()
     def step(self) -> Tensor:
         """Take a step; return (R,) gradient norms before clipping."""
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
-        active = ((norm > 0) & norm.isfinite()).float()
-        scale = (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp_max(1)
-        self.steps += active
-        (b1, b2), each = self.betas, (-1, 1, 1)
-        count = self.steps.clamp_min(1)
-        rate = (self.rates * active / (1 - b1**count)).view(each)
-        correction = (1 - b2**count).sqrt().view(each)
-        w1, w2, on = ((1 - b1) * active).view(each), ((1 - b2) * active).view(each), active.bool().view(each)
-        for p, gradient, m, v in zip(self.parameters, gradients, self.first, self.second, strict=True):
-            g = torch.where(on, gradient * scale.view(each), 0)  # 0 times NaN is NaN
-            m.lerp_(g, w1)
-            v.lerp_(g.square_(), w2)
-            p.sub_(m / (v.sqrt() / correction).add_(1e-8) * rate)
-            p.grad = None
+        norm = torch.linalg.vector_norm(self.gradients, dim=1)
+        active = ((norm > 0) & norm.isfinite()).float()[:, None]
+        scale = (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp_max(1)[:, None]
+        self.steps += active[:, 0]
+        (b1, b2), count = self.betas, self.steps.clamp_min(1)[:, None]
+        g = torch.where(active.bool(), self.gradients.mul_(scale), 0)  # 0 times NaN is NaN
+        self.first.lerp_(g, (1 - b1) * active)
+        self.second.lerp_(g.square_(), (1 - b2) * active)
+        root = torch.sqrt(self.second, out=g).div_((1 - b2**count).sqrt()).add_(1e-8)
+        self.values.sub_(torch.div(self.first, root, out=root).mul_(self.rates[:, None] * active / (1 - b1**count)))
+        self.gradients.zero_()
         return norm
 
     def state(self) -> list[Tensor]:
         """The parameters, and what Adam knows about them."""
-        return [*self.parameters, self.steps, *self.first, *self.second]
+        return [self.values, self.steps, self.first, self.second]
 
     @torch.no_grad()
     def load(self, state: list[Tensor]) -> None:
