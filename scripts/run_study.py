@@ -12,13 +12,16 @@ The steps `learned` and `learned-confirm` of the study need commit a719644, the 
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Any
 
-from dew.engines.lab import TinySettings, study
+from dew.compare import Result
+from dew.engines.lab import TinySettings, load_study, study
 
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
@@ -33,6 +36,11 @@ OWN = Path(__file__).with_name("gtpo_misreadings.py")
 CONTROL = "grpo_s(beta1=1.1,beta2=0.0"
 
 
+RULES = ("dapo", "gtpo", "dew")
+STEP_RATES = {1: (6e-5, 1.2e-4, 2.4e-4), 2: (3e-5, 6e-5, 1.2e-4), 4: (3e-5, 6e-5, 1.2e-4), 8: (1.5e-5, 3e-5, 6e-5)}
+"""Of step 9, by optimizer steps."""
+
+
 @dataclass(frozen=True)
 class Step:
     arms: tuple[str, ...]
@@ -43,6 +51,10 @@ class Step:
     seeds: int = 16
     """Seeds of a job: stacks of about 100 runs use the GPU best."""
     settings: dict[str, int] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    """All arms at these, instead of DAPO's best on the task."""
+    tuned: str = ""
+    """Each rule at its best rate in this step, a placebo at its rule's."""
 
 
 def compared(**settings: int) -> Step:
@@ -103,6 +115,18 @@ STEPS = {
             "dapo", "gtpo", "gtpo(pool=sign)", "gtpo(average=geometric)", f"{OWN}:MicroBatches", f"{OWN}:EveryGroup",
         )
     ),
+    **{
+        f"rates-{n}": Step(RULES, first_seeds=(600,), seeds=4, settings={"optimizer_steps": n}, rates=rates)
+        for n, rates in STEP_RATES.items()
+    },
+    **{f"groups-{n}": Step(RULES, first_seeds=(620,), settings={"group_size": n, "prompts": 256 // n})
+       for n in (4, 8, 16, 32)},
+    **{
+        f"own-{n}": Step(
+            (*RULES, "dew(placebo=True)"), first_seeds=(620,), settings={"optimizer_steps": n}, tuned=f"rates-{n}"
+        )
+        for n in STEP_RATES
+    },
 }  # fmt: skip
 """Name -> step, in order of value."""
 
@@ -114,11 +138,22 @@ def jobs(steps: list[str]) -> list[str]:
     return [job for _, _, job in sorted(every, key=lambda x: x[:2])]
 
 
+def best_rates(runs: Sequence[Result]) -> dict[str, float]:
+    """The rate of each arm with the largest mean area."""
+    areas: dict[str, dict[float, list[float]]] = {}
+    for r in runs:
+        areas.setdefault(r.arm, {}).setdefault(r.learning_rate or 0, []).append(r.scores["area"])
+    return {arm: max(sorted(of), key=lambda rate: fmean(of[rate])) for arm, of in areas.items()}
+
+
 def run(job: str, options: argparse.Namespace) -> None:
     """Train the job's runs in this process."""
     name, task, first = job.split("/")
     step = STEPS[name]
     arms = [arm.format(gtpo=GTPO_RATES[task], dew=FIRST_RATES[task]) for arm in step.arms]
+    if step.tuned:
+        best = best_rates(load_study(options.out / step.tuned / task / str(STEPS[step.tuned].first_seeds[0])))
+        arms = [f"{arm}@{best[arm.partition('(')[0]]:g}" for arm in arms]
     given = {**SHARED, **step.settings, **({"generations": options.generations} if options.generations else {})}
     began = perf_counter()
     found = study(
@@ -127,7 +162,7 @@ def run(job: str, options: argparse.Namespace) -> None:
         tasks=[task],
         seeds=options.seeds or step.seeds,
         first_seed=int(first),
-        learning_rates=[RATES[task]],
+        learning_rates=step.rates or [RATES[task]],
         settings=TinySettings(**given),
         controls=False,
         warm_starts=options.warm_starts,
@@ -151,7 +186,7 @@ def main() -> None:
         total = 0
         for job in jobs(options.steps):
             step = STEPS[job.split("/")[0]]
-            total += (runs := len(step.arms) * step.seeds)
+            total += (runs := len(step.arms) * step.seeds * max(1, len(step.rates)))
             print(f"{job:32} {runs:4} runs, until {total / RUNS_PER_SECOND:5.0f} s")
     elif options.jobs:
         for job in options.jobs:

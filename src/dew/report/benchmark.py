@@ -84,7 +84,7 @@ class Stage:
 
 STAGES = {
     "start": Stage(400, dict.fromkeys(TASKS, 1), {"generations": 3}),
-    "replication": Stage(300, {"A": 10}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
+    "replication": Stage(300, {"A": 20}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage1": Stage(0, {"A-train": 4}, {"eval_problems": 192}),
     "stage2": Stage(100, {"A": 8, "B": 8, "C": 8}, random="AC"),
     "stage3": Stage(200, {"A": 24, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="D"),
