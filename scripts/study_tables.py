@@ -29,9 +29,19 @@ SIZE_SCORES = ("area", "pass@1", "pass@16")
 CONTROL = "gtpo(alpha1=1.1,alpha2=0.0)"
 RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
 """DAPO's best learning rates."""
+LATER = ("../alignment/confirm", "groups-16", "own-4")
 POOLED = {
-    "gtpo": ("select", "candidates", "confirm", "confirm-pools", "confirm-dew", "learned-confirm", "misreadings"),
-    "dew": ("confirm-dew", "learned-confirm"),
+    "gtpo": (
+        "select",
+        "candidates",
+        "confirm",
+        "confirm-pools",
+        "confirm-dew",
+        "learned-confirm",
+        "misreadings",
+        *LATER,
+    ),
+    "dew": ("confirm-dew", "learned-confirm", *LATER),
 }
 """All steps that compare the rule with DAPO at DAPO's rate and the plan's settings; of dew those on other seeds than
 the ones it was selected on."""
@@ -39,6 +49,7 @@ S_CONTROL = "beta1=1.1,beta2=0.0)"
 FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
 NAMES = {
     CONTROL: "gtpo's control",
+    "dew(placebo=True)": "dew's placebo",
     FIRST: "dew, first defaults",
     f"grpo_s({S_CONTROL}": "grpo_s, equal weights",
     f"grpo_s(clip_low=0.03,clip_high=0.04,{S_CONTROL}": "the same, bounds 0.03 and 0.04",
@@ -103,6 +114,7 @@ def tables() -> dict[str, str]:
         "learned": by_task(read("learned-confirm"), "area", "pass@1", "pass@16"),
         "learned-head": head(),
     }
+    first_sizes()
     found |= {"surviving": surviving()}  # it counts the differences of those above
     return found | {"alignment": by_task(read("../alignment/confirm"), "area", "pass@1", "pass@16")}
 
@@ -217,18 +229,28 @@ def by_task(runs: Runs, *scores: str) -> str:
 
 
 def sizes() -> str:
-    """GTPO and the first defaults of dew against DAPO by group size and by optimizer steps, on countdown-6."""
-    columns = [f"{arm} {score}" for score in SIZE_SCORES for arm in ("dapo", "gtpo", NAMES[FIRST])]
-    lines = [f"| setting | {' | '.join(columns)} |", "|---" * (1 + len(columns)) + "|"]
-    rows = [(f"groups of {n}", f"group-{n}" if n != 16 else "candidates") for n in (4, 8, 16, 32)]
-    rows += [(f"optimizer steps: {n}", f"steps-{n}" if n != 4 else "candidates") for n in (1, 2, 4, 8)]
-    for name, step in rows:
-        dapo, *others = (arm_of(read(step), "countdown-6", arm) for arm in ("dapo", "gtpo", FIRST))
+    """The rules against DAPO by optimizer steps, each at its own rate, and by group size, on countdown-6."""
+    arms = ("gtpo", "dew", "dew(placebo=True)")
+    columns = [f"{NAMES.get(arm, arm)} {score}" for score in SIZE_SCORES for arm in ("dapo", *arms)]
+    lines = [f"| setting | rate | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
+    rows = [(f"optimizer steps: {n}", f"own-{n}") for n in (1, 2, 4, 8)]
+    for name, step in rows + [(f"groups of {n}", f"groups-{n}") for n in (4, 8, 16, 32)]:
+        dapo, *others = (arm_of(read(step), "countdown-6", arm) for arm in ("dapo", *arms))
         cells = []
         for score in SIZE_SCORES:
-            cells += [average(dapo, score), *(shown(difference(arm, dapo, score)) for arm in others)]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+            cells += [average(dapo, score), *(shown(difference(arm, dapo, score)) if arm else "" for arm in others)]
+        rate = ", ".join(f"{x:g}" for x in sorted({r.learning_rate or 0 for r in read(step)}))
+        lines.append(f"| {name} | {rate} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def first_sizes() -> None:
+    """Count the differences of this table's first version, with the rejected defaults, among those of the page."""
+    for step in (*(f"group-{n}" for n in (4, 8, 32)), *(f"steps-{n}" for n in (1, 2, 8))):
+        dapo, *others = (arm_of(read(step), "countdown-6", arm) for arm in ("dapo", "gtpo", FIRST))
+        for score in SIZE_SCORES:
+            for arm in others:
+                shown(difference(arm, dapo, score))
 
 
 def head() -> str:
