@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev  # noqa: F401, pages use them
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
