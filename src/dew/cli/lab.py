@@ -128,7 +128,7 @@ def _benchmark(
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
     from dew.engines.lab.lora import QUICK
-    from dew.report import benchmark, benchmark_page
+    from dew.report import benchmark
 
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
     how: dict[str, Any] = {"say": out.print, "device": device, **({"model": model} if model else {})}
@@ -145,17 +145,15 @@ def _benchmark(
             texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
         found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
-    alpha = benchmark_page.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
-    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark_page.compare(found, placebos, alpha=alpha)]
+    alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
+    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
     with TemporaryDirectory() as work:
-        others = benchmark_page.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
+        others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
     note = "Your rows are last." if others else "The benchmark has no committed runs yet: these are yours alone."
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
-    text = "\n\n".join([*said, note, benchmark_page.table([*others, *own]), benchmark_page.ABOUT])
+    text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
     write_atomically(folder / "benchmark.md", f"{text}\n".encode())
-    write_atomically(
-        folder / "benchmark.svg", benchmark_page.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode()
-    )
+    write_atomically(folder / "benchmark.svg", benchmark.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode())
     show_markdown(text)
     out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
 
