@@ -37,24 +37,11 @@ Side = Literal["both", "correct", "wrong"]
 
 
 def gtpo_rewards(
-    correct: MaskPG,
-    entropy: PGT,
-    mask: MaskPGT,
-    *,
-    alpha1: float = 1.0,
-    alpha2: float = 0.1,
-    compare: Compare = "column",
-    average: Average = "arithmetic",
-    entropy_clip: tuple[float, float] | None = None,
-    spread: Side = "both",
-    value: Value = "entropy",
-    tokens: IdsPGT | None = None,
-    step_ends: Sequence[int] = (),
-    shrink: float = 0.0,
-    cap: float | None = None,
-    least: int = 1,
-    extra: PG | None = None,
-) -> PGT:
+    correct: MaskPG, entropy: PGT, mask: MaskPGT, *, alpha1: float = 1.0, alpha2: float = 0.1,
+    compare: Compare = "column", average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None,
+    spread: Side = "both", value: Value = "entropy", tokens: IdsPGT | None = None, step_ends: Sequence[int] = (),
+    shrink: float = 0.0, cap: float | None = None, least: int = 1, extra: PG | None = None,
+) -> PGT:  # fmt: skip
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them (section 2.2).
 
         r̃⁺ᵢₜ = +α₁ + α₂ ·  Hᵢₜ    / mean(H   over O⁺ alive at t)     (Eq. 3)
@@ -115,20 +102,10 @@ def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correc
 
 
 def grpo_s_rewards(
-    correct: MaskPG,
-    entropy: PGT,
-    mask: MaskPGT,
-    *,
-    beta1: float = 1.0,
-    beta2: float = 0.1,
-    average: Average = "arithmetic",
-    entropy_clip: tuple[float, float] | None = None,
-    spread: Side = "both",
-    shrink: float = 0.0,
-    cap: float | None = None,
-    least: int = 1,
-    extra: PG | None = None,
-) -> PG:
+    correct: MaskPG, entropy: PGT, mask: MaskPGT, *, beta1: float = 1.0, beta2: float = 0.1,
+    average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None, spread: Side = "both",
+    shrink: float = 0.0, cap: float | None = None, least: int = 1, extra: PG | None = None,
+) -> PG:  # fmt: skip
     """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome (section 2.3).
 
         Ĥᵢ  = meanₜ Hᵢₜ

@@ -167,14 +167,8 @@ def entropy_bands(
 
 
 def future_weights(
-    log_w: Float[Tensor, "*B T"],
-    advantages: Float[Tensor, "*B T"],
-    mask: Bool[Tensor, "*B T"],
-    *,
-    half_life: float = 32.0,
-    low: float = 1.0,
-    high: float = 1.2,
-) -> Float[Tensor, "*B T"]:
+    log_w: Values, advantages: Values, mask: Mask, *, half_life: float = 32.0, low: float = 1.0, high: float = 1.2
+) -> Values:
     """FIPO, Ma et al. 2026, arXiv:2603.19835: whether the tokens from t on have become more or less likely.
 
         Fₜ = Σ_{k ≥ t} γ^(k − t) log wₖ      γ = 2^(−1 / half_life), over live tokens with wₖ ≤ 10
