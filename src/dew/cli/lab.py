@@ -24,16 +24,12 @@ TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like.
 @app.command()
 def lab(
     arms: Annotated[list[str] | None, typer.Argument(help="dapo, gtpo(alpha2=0.5), gtpo@3e-5, rules.py:Class.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Train LoRA adapters on this model: a folder or a hub name.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Train LoRA adapters on this model: folder or hub name.")] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8, -14; any with --model.")
     ] = None,
     reward: Annotated[str | None, typer.Option(help="With --model: a verifier, or file.py:function.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds per arm (default 8); 5 or more for a verdict.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per arm (default 8); a verdict needs 5.")] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed; use other seeds to confirm a result.")] = 0,
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5; 4e-5 with --model).")
@@ -45,9 +41,7 @@ def lab(
     settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
-    benchmark: Annotated[
-        bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does, and add them to its table.")
-    ] = False,
+    benchmark: Annotated[bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:

@@ -50,15 +50,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: DewConfig | None = None,
-        train_dataset: Any = None,
-        *others: Any,
-        guide: Guide | None = None,
-        **settings: Any,
-    ) -> None:
+        self, model: Any, reward_funcs: Any = None, args: DewConfig | None = None, train_dataset: Any = None,
+        *others: Any, guide: Guide | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         check_not_unsloth()
         metrics.show_logs()
         if isinstance(model, str):
