@@ -20,7 +20,7 @@ PG = Float[Tensor, "*P G"]
 PGT = Float[Tensor, "*P G T"]
 MaskPG = Bool[Tensor, "*P G"]
 MaskPGT = Bool[Tensor, "*P G T"]
-IdsPGT = Int[Tensor, "*P G T"]
+Ids = Int[Tensor, "*P G T"]
 """Tensors by shape, for signatures: P problems, G answers to each, T tokens; or any shape."""
 
 
@@ -49,7 +49,7 @@ def masked_mean(x: Values, mask: Mask, over: Dims | Labels) -> Float[Tensor, "..
     return masked_sum(x, mask, over) / mask.sum(over, keepdim=True).clamp_min(1)
 
 
-def same_labels(*keys: IdsPGT | MaskPGT) -> IdsPGT:
+def same_labels(*keys: Ids | MaskPGT) -> Ids:
     """0, 1, 2, ...: the same number where all keys are equal, within a group (the last two axes), and nowhere else."""
     shape, device = keys[0].shape, keys[0].device
     label = torch.arange(shape[:-2].numel(), device=device).view(*shape[:-2], 1, 1).expand(shape)
@@ -74,7 +74,7 @@ def rank_by(x: Values, mask: Mask, label: Labels) -> Values:
     return found
 
 
-def turn_numbers(mask: MaskPGT) -> IdsPGT:
+def turn_numbers(mask: MaskPGT) -> Ids:
     """0, 1, 2, ...: the turn of each token. A turn is a run of True entries, which tool output (False) ends."""
     first = mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]
     return (first.cumsum(-1) - 1).clamp_min(0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dew.errors import ShapeError
-from dew.ops import H_FLOOR, PGT, Dims, IdsPGT, MaskPGT, masked_mean, masked_sum, rank_by, same_labels, turn_numbers
+from dew.ops import H_FLOOR, PGT, Dims, Ids, MaskPGT, masked_mean, masked_sum, rank_by, same_labels, turn_numbers
 
 Compare = Literal["column", "row", "matrix", "turn", "relative", "step", "step_mean", "context"]
 Value = Literal["entropy", "rank", "divergence", "contrast"]
@@ -22,8 +22,8 @@ PARTS = 10
 
 
 def compared(
-    H: PGT, won: MaskPGT, mask: MaskPGT, compare: Compare, value: Value, tokens: IdsPGT | None, step_ends: Sequence[int]
-) -> tuple[PGT, Dims | IdsPGT]:
+    H: PGT, won: MaskPGT, mask: MaskPGT, compare: Compare, value: Value, tokens: Ids | None, step_ends: Sequence[int]
+) -> tuple[PGT, Dims | Ids]:
     """x of each token, and what it is compared with: the tokens of its polarity along these dims, or of the same label.
 
     column      the same position across answers (published)

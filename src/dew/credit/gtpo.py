@@ -17,19 +17,7 @@ from torch import Tensor
 from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens, unmet
 from dew.credit.comparison import Compare, Value, compared
 from dew.errors import ConfigError
-from dew.ops import (
-    H_FLOOR,
-    PG,
-    PGT,
-    Dims,
-    IdsPGT,
-    MaskPG,
-    MaskPGT,
-    at_least_float32,
-    masked_mean,
-    masked_sum,
-    standardize,
-)
+from dew.ops import H_FLOOR, PG, PGT, Dims, Ids, MaskPG, MaskPGT, at_least_float32, masked_mean, masked_sum, standardize
 
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
@@ -39,7 +27,7 @@ Side = Literal["both", "correct", "wrong"]
 def gtpo_rewards(
     correct: MaskPG, entropy: PGT, mask: MaskPGT, *, alpha1: float = 1.0, alpha2: float = 0.1,
     compare: Compare = "column", average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None,
-    spread: Side = "both", value: Value = "entropy", tokens: IdsPGT | None = None, step_ends: Sequence[int] = (),
+    spread: Side = "both", value: Value = "entropy", tokens: Ids | None = None, step_ends: Sequence[int] = (),
     shrink: float = 0.0, cap: float | None = None, least: int = 1, extra: PG | None = None,
 ) -> PGT:  # fmt: skip
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them (section 2.2).
