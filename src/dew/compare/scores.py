@@ -182,20 +182,10 @@ class Scores:
 
     def summary(self) -> dict[str, Any]:
         """The scores without the answers, as in a run's scores.json."""
-        return {
-            "task": self.task,
-            "scored_by": self.scored_by,
-            "model": self.model,
-            "n_problems": len(self.problems),
-            "of_train": self.of_train,
-            "k": self.k,
-            "scores": {name: asdict(interval) for name, interval in self.scores.items()},
-            "statuses": self.statuses,
-            "truncated_share": self.truncated_share,
-            "tokens_per_second": self.tokens_per_second,
-            "seconds": self.seconds,
-            "sampling": asdict(self.sampling),
-        }
+        names = ("task", "scored_by", "model", "of_train", "k", "statuses", "truncated_share", "tokens_per_second")
+        found = {name: getattr(self, name) for name in (*names, "seconds")} | {"n_problems": len(self.problems)}
+        scores = {name: asdict(interval) for name, interval in self.scores.items()}
+        return {**found, "scores": scores, "sampling": asdict(self.sampling)}
 
     def write(self, path: str | Path) -> None:
         """Everything, including the answers."""
