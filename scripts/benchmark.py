@@ -12,21 +12,129 @@ those of `dew train` (DEW_DATA). --model is for tasks with the same model; its f
 """
 
 import argparse
+import gzip
+import json
 import os
+from collections.abc import Iterable, Mapping
 from contextlib import chdir
+from datetime import datetime
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+from dew.compare.results import run_folders
+from dew.compare.statistics import Interval
+from dew.compare.verdicts import markdown_table, signed
+from dew.engines.lab.summary import noise
 from dew.errors import ConfigError, DewError, Problem
+from dew.files import write_atomically
 from dew.report import benchmark as b
-from dew.report.benchmark_page import page
+from dew.report.benchmark import Runs
+from dew.run.folder import RunFolder
 
 DOCS = Path(__file__).parents[1] / "docs"
-
-
+OWN = Path(__file__).resolve().with_name("random_rewards.py")
+FINALISTS = (b.BASELINE, "grpo", "dew", "gtpo", "grpo_s")
+"""With the best OTHERS of stage 2."""
+OTHERS = 3
+CONTROLLED = ("dew", "gtpo")
+"""Rules whose control and placebo are trained in stage 2; in stage 3, those of all finalists are."""
+RANDOM = "random_rewards"
+BEYOND = {2e-5: 1e-5, 8e-5: 1.6e-4}
+"""The rate that is added if this one is the best."""
+STANDSTILL = 1e-12
+"""A learning rate at which the policy stays what it was at the start."""
+FILES = ("run.json", "metrics.jsonl", "scores.json")
 say = partial(print, flush=True)
+
+
+# ── which runs follow from which ────────────────────────────────────────────────────────────────────────────
+
+
+def pack(work: Path, data: Path) -> list[Path]:
+    """Write an archive of the finished runs of each study in `work` that are in none yet."""
+    written = []
+    for folder in sorted(path.parent for path in work.glob("*/grid.json")):
+        old = sorted((data / folder.name).glob("*.jsonl.gz"))
+        packed = {name for archive in old for name in b.archived(archive)}
+        homes = [home.relative_to(folder) for home in run_folders(folder)]
+        names = [str(home / name) for home in homes if str(home / FILES[0]) not in packed for name in FILES]
+        if names:
+            path = data / folder.name / f"{len(old) + 1:03}.jsonl.gz"
+            lines = [json.dumps({"file": x, "text": (folder / x).read_text()}) + "\n" for x in ["grid.json", *names]]
+            write_atomically(path, gzip.compress("".join(lines).encode(), mtime=0))
+            written.append(path)
+    return written
+
+
+def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
+    """The arms of a stage and their learning rates, which follow from the stages before."""
+    if stage == "start":
+        return [(b.BASELINE, STANDSTILL)]
+    if stage == "replication":
+        return [(arm, 4e-5) for arm in (b.BASELINE, "dew", str(b.companions("dew")[1]))]
+    if stage == "stage1":
+        best = {arm: max(b.RATES, key=of.__getitem__) for arm, of in staying(runs).items()}
+        return [(x, rate) for x in b.ARMS for rate in (*b.RATES, *(BEYOND[y] for y in [best.get(x)] if y in BEYOND))]
+    rates = chosen_rates(runs)
+    arms = list(rates) if stage == "stage2" else finalists(runs)
+    weighted = [arm for arm in arms if stage == "stage3" or arm in CONTROLLED]
+    found = {arm: rates[arm] for arm in arms}
+    found |= {other: rates[arm] for arm in weighted for other in b.companions(arm) if other}
+    return list((found | ({RANDOM: rates[b.BASELINE]} if task in b.STAGES[stage].random else {})).items())
+
+
+def texts(points: Iterable[tuple[str, float]]) -> list[str]:
+    """As `study` takes them."""
+    return [f"{f'{OWN}:RandomRewards' if arm == RANDOM else arm}@{rate:g}" for arm, rate in points]
+
+
+def missing(stage: str, task: str, runs: Runs) -> list[tuple[str, float, int]]:
+    """Arm, learning rate and seed of the runs that are not finished."""
+    have, of = {(r.arm, r.learning_rate, r.seed) for r in runs.get(f"{stage}-{task}", ())}, b.STAGES[stage]
+    every, seeds = points(stage, task, runs), range(of.first_seed, of.first_seed + of.seeds[task])
+    return [x for seed in seeds for point in every if (x := (*point, seed)) not in have]
+
+
+def chosen_rates(runs: Runs) -> dict[str, float]:
+    """The best learning rate of each rule that stays, by stage 1."""
+    for stage in ("start", "stage1"):
+        if n := len(missing(stage, "A-train", runs)):
+            what = f"The learning rates are not known yet: {stage} on A-train lacks {n} runs."
+            raise ConfigError(Problem(what, remedy=f"Run: python scripts/benchmark.py run {stage}"))
+    return {arm: max(of, key=of.__getitem__) for arm, of in staying(runs).items()}
+
+
+def staying(runs: Runs) -> dict[str, dict[float, float]]:
+    """The means of the rules that are not worse than the start at all RATES."""
+    found = b.rate_means(runs.get("stage1-A-train", ()))
+    start = start_of("A-train", runs) if runs.get("start-A-train") else 0.0
+    done = {arm: of for arm, of in found.items() if of.keys() >= set(b.RATES)}
+    return {arm: of for arm, of in done.items() if arm == b.BASELINE or max(of[rate] for rate in b.RATES) >= start}
+
+
+def start_of(task: str, runs: Runs) -> float:
+    return fmean(r.scores["pass@1"] for r in runs[f"start-{task}"])
+
+
+def finalists(runs: Runs) -> list[str]:
+    """FINALISTS, and the OTHERS with the best mean rank of pass@1 in stage 2."""
+    tasks = b.STAGES["stage2"].seeds
+    if n := sum(len(missing("stage2", task, runs)) for task in tasks):
+        what = f"The finalists are not known yet: stage2 lacks {n} runs."
+        raise ConfigError(Problem(what, remedy="Run: python scripts/benchmark.py run stage2"))
+    ranks: dict[str, list[int]] = {}
+    for task in tasks:
+        means = {arm: fmean(r.scores["pass@1"] for r in of) for arm, of in b.by_arm(runs[f"stage2-{task}"]).items()}
+        for place, arm in enumerate(sorted(filter(b.ARMS.__contains__, means), key=lambda x: -means[x])):
+            ranks.setdefault(arm, []).append(place)
+    others = sorted((arm for arm in ranks if arm not in FINALISTS), key=lambda arm: fmean(ranks[arm]))
+    return [*(arm for arm in FINALISTS if arm in ranks), *others[:OTHERS]]
+
+
+# ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def run(options: argparse.Namespace) -> None:
@@ -39,16 +147,16 @@ def run(options: argparse.Namespace) -> None:
     if "DEW_DATA" in os.environ:
         os.environ["DEW_DATA"] = str(Path(os.environ["DEW_DATA"]).resolve())
 
-    def pack() -> None:
-        for path in b.pack(work, data):
+    def keep() -> None:
+        for path in pack(work, data):
             say(f"{path}: {path.stat().st_size / 1e3:.0f} kB")
 
     for task in tasks:
         runs = b.read(data, work)
-        pack()  # what a call finished that was killed
-        left, points = options.limit_seconds + began - perf_counter(), b.points(options.stage, task, runs)
-        chosen = [x for x in points if not options.rules or x[0] in options.rules]
-        todo = [x for x in b.missing(options.stage, task, runs) if x[:2] in chosen]
+        keep()  # what a call finished that was killed
+        left, every = options.limit_seconds + began - perf_counter(), points(options.stage, task, runs)
+        chosen = [x for x in every if not options.rules or x[0] in options.rules]
+        todo = [x for x in missing(options.stage, task, runs) if x[:2] in chosen]
         say(f"{options.stage}-{task}: {len(todo)} runs are missing.")
         if not todo or left <= 0:
             continue
@@ -58,15 +166,15 @@ def run(options: argparse.Namespace) -> None:
             b.train(
                 options.stage,
                 task,
-                b.texts(chosen),
+                texts(chosen),
                 work / f"{options.stage}-{task}",
                 model=model.name if local else options.model or b.TASKS[task].model,
                 limit_seconds=left,
                 runs_at_once=options.runs_at_once,
                 say=say,
-                progress=lambda share, line: (pack(), say(line)) if (4 * share).is_integer() else None,
+                progress=lambda share, line: (keep(), say(line)) if (4 * share).is_integer() else None,
             )
-        pack()
+        keep()
 
 
 def status(data: Path) -> None:
@@ -74,7 +182,7 @@ def status(data: Path) -> None:
         runs = b.read(data, Path(folder))
         for stage, task in ((stage, task) for stage, of in b.STAGES.items() for task in of.seeds):
             try:
-                todo = b.missing(stage, task, runs)
+                todo = missing(stage, task, runs)
                 arms = ", ".join(dict.fromkeys(f"{arm}@{rate:g}" for arm, rate, _ in todo))
                 text = f"{len(todo)} missing{': ' if arms else ''}{arms}"
             except ConfigError as error:
@@ -88,6 +196,79 @@ def write_page(data: Path, docs: Path = DOCS) -> None:
     (docs / "benchmark-results.md").write_text(text)
     for name, image in images.items():
         (docs / "images" / name).write_text(image)
+
+
+# ── the page ────────────────────────────────────────────────────────────────────────────────────────────────
+
+INTRODUCTION = """The plan is on [its own page](benchmark.md). `python scripts/benchmark.py page` writes this one from
+the runs in `docs/results/benchmark/`.
+
+Where the plan is silent: `entropy_advantage` and `kl_cov` weight tokens in their loss, which no placebo permutes;
+without a placebo they cannot win. The interim look of stage 3 on task A spends an alpha of 0.005, which leaves 0.045
+for the last one."""
+
+
+def page(runs: Runs) -> tuple[str, dict[str, str]]:
+    """Markdown, and SVG files by name."""
+    parts = ["# The benchmark's results", INTRODUCTION]
+    if not any(runs.values()):
+        return "\n\n".join([*parts, "No run has been made yet."]) + "\n", {}
+    images = {}
+    parts += ["## Runs", _progress(runs)]
+    if both := _replication(runs):
+        parts += ["## Replication", both]
+    if stage1 := b.rate_means(runs.get("stage1-A-train", ())):
+        parts += ["## Stage 1: the learning rate of each rule", _rates(stage1, runs)]
+    for stage in ("stage2", "stage3"):
+        rows = {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
+        if rows:
+            images[name := f"benchmark-{stage}.svg"] = b.forest({b.TASKS[task].title: x for task, x in rows.items()})
+            parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/{name})", b.ABOUT]
+        for task, found in rows.items():
+            given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
+            parts += [f"### {task}: {b.TASKS[task].title}", b.table(found), *noise(given, runs[f"{stage}-{task}"])]
+    return "\n\n".join(part.strip() for part in parts) + "\n", images
+
+
+def _progress(runs: Runs) -> str:
+    lines = []
+    for job, of in ((job, runs[job]) for job in runs if runs[job]):
+        stage, _, task = job.partition("-")
+        facts = [RunFolder(str(r.folder)).run() for r in of]
+        times = {(x["started"], x["finished"]) for x in facts}  # those of a stack are the same
+        began, ended = (sum(datetime.fromisoformat(x).timestamp() for x in xs) for xs in zip(*times, strict=True))
+        try:
+            todo = str(len(missing(stage, task, runs)))
+        except ConfigError:
+            todo = "not known yet"
+        machine = ", ".join(sorted({str(x["machine"]["gpu"] or "CPU") for x in facts}))
+        start = f"{start_of(task, runs):.3f}" if runs.get(f"start-{task}") else ""
+        about = [stage, f"{task}: {b.TASKS[task].title}", str(facts[0]["warm_start"]["model"]), start]
+        lines.append([*about, str(len(of)), todo, f"{(ended - began) / 60:.0f}", machine])
+    head = ["stage", "task", "model", "pass@1 at the start", "runs", "missing", "minutes", "machine"]
+    return markdown_table(head, lines)
+
+
+def _replication(runs: Runs) -> str:
+    rows = b.stage_rows("replication", "A", runs)
+    found = [row.than_baseline[b.SCORES[0]] for row in rows if row.arm == "dew" and row.than_baseline]
+    if not found:
+        return ""
+    d = found[0]
+    value, half = json.loads((b.COMMITTED.parent / "lora-20-seeds.json").read_text())["table"]["dew − dapo"][2]
+    old = Interval(value, value - half, value + half)
+    word = "agrees" if d.low <= old.high and old.low <= d.high else "does not agree"
+    both = f"pass@1 of dew − dapo: {signed(d)} over {d.pairs} seeds. The prototype's, {signed(old)}, {word}."
+    return "\n\n".join([both, b.table(rows), *noise(found, runs["replication-A"])])
+
+
+def _rates(means: Mapping[str, Mapping[float, float]], runs: Runs) -> str:
+    every, lines = sorted({rate for of in means.values() for rate in of}), []
+    for arm, of in means.items():
+        cells = {rate: f"**{x:.3f}**" if x == max(of.values()) else f"{x:.3f}" for rate, x in of.items()}
+        lines.append([arm, *(cells.get(rate, "") for rate in every)])
+    start = f"At the start: {start_of('A-train', runs):.3f}." if runs.get("start-A-train") else ""
+    return markdown_table(["pass@1", *(f"{rate:g}" for rate in every)], lines) + f"\n{start}"
 
 
 def main() -> None:

@@ -12,6 +12,9 @@ from dew.ops import masked_mean
 
 Ratio = Literal["token", "sequence_mean", "sequence_geometric"]
 Reduce = Literal["tokens", "sequences"]
+BT = Float[Tensor, "*B T"]
+MaskBT = Bool[Tensor, "*B T"]
+"""B answers by T tokens."""
 Surrogate = Literal["clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
 
 MAX_LOG_RATIO = 20.0
@@ -23,24 +26,11 @@ ROUNDING = torch.finfo(torch.bfloat16).eps
 
 
 def policy_loss(
-    logp: Float[Tensor, "*B T"],
-    old_logp: Float[Tensor, "*B T"],
-    advantages: Float[Tensor, "*B T"] | Float[Tensor, "*B"],
-    mask: Bool[Tensor, "*B T"],
-    *,
-    ratio: Ratio = "token",
-    reduce: Reduce = "tokens",
-    clip_low: float = 0.2,
-    clip_high: float = 0.28,
-    surrogate: Surrogate = "clip",
-    tau_pos: float = 1.0,
-    tau_neg: float = 1.05,
-    count: float | Tensor | None = None,
-    ref_logp: Float[Tensor, "*B T"] | None = None,
-    kl_coef: float = 0.0,
-    weight: Float[Tensor, "*B #T"] | None = None,
-    penalty: Float[Tensor, "*B T"] | None = None,
-) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+    logp: BT, old_logp: BT, advantages: BT | Float[Tensor, "*B"], mask: MaskBT, *, ratio: Ratio = "token",
+    reduce: Reduce = "tokens", clip_low: float = 0.2, clip_high: float = 0.28, surrogate: Surrogate = "clip",
+    tau_pos: float = 1.0, tau_neg: float = 1.05, count: float | Tensor | None = None, ref_logp: BT | None = None,
+    kl_coef: float = 0.0, weight: Float[Tensor, "*B #T"] | None = None, penalty: BT | None = None,
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:  # fmt: skip
     """The surrogate, to be minimised, and statistics of the step.
 
         token                ŵᵢₜ = wᵢₜ                       GRPO, DAPO, Dr. GRPO, GTPO

@@ -9,8 +9,19 @@ from torch import Tensor
 
 STD_EPS = 1e-4
 """The same constant as in TRL. A smaller one would turn float32 rounding into advantages."""
+H_FLOOR = 1e-6
+"""Minimum entropy. Below it 1/H explodes and a single confident token gets all the penalty."""
 
 Dims = int | tuple[int, ...]
+Values = Float[Tensor, "*shape"]
+Mask = Bool[Tensor, "*shape"]
+Labels = Int[Tensor, "*shape"]
+PG = Float[Tensor, "*P G"]
+PGT = Float[Tensor, "*P G T"]
+MaskPG = Bool[Tensor, "*P G"]
+MaskPGT = Bool[Tensor, "*P G T"]
+Ids = Int[Tensor, "*P G T"]
+"""Tensors by shape, for signatures: P problems, G answers to each, T tokens; or any shape."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -18,33 +29,27 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.detach().to(torch.promote_types(x.dtype, torch.float32))
 
 
-def masked_sum(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: Dims) -> Float[Tensor, "..."]:
-    """Σ x over the True entries of `mask`; `dim` stays, with one entry."""
-    return torch.where(mask, x, 0).sum(dim, keepdim=True)
+def masked_sum(x: Values, mask: Mask, over: Dims | Labels) -> Float[Tensor, "..."]:
+    """Σ x over the True entries of `mask`: along dims, which stay with one entry, or by the labels of `same_labels`.
+
+    By label, every entry has the sum of those that share its own, in float64: the order in which a GPU adds does not
+    show.
+    """
+    x = torch.where(mask, x, 0)
+    if not isinstance(over, Tensor):
+        return x.sum(over, keepdim=True)
+    sums = torch.zeros(over.numel(), dtype=torch.float64, device=x.device)
+    return sums.index_add_(0, over.flatten(), x.double().flatten())[over]
 
 
-def masked_mean(x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: Dims) -> Float[Tensor, "..."]:
-    """Mean of x over the True entries of `mask`, 0 where there are none; `dim` stays, with one entry."""
-    return masked_sum(x, mask, dim) / mask.sum(dim, keepdim=True).clamp_min(1)
+def masked_mean(x: Values, mask: Mask, over: Dims | Labels) -> Float[Tensor, "..."]:
+    """Mean of x over the True entries of `mask`, along dims or by label as in `masked_sum`; 0 where there are none."""
+    if isinstance(over, Tensor):
+        return (masked_sum(x, mask, over) / masked_sum(torch.ones_like(x), mask, over).clamp_min(1)).to(x.dtype)
+    return masked_sum(x, mask, over) / mask.sum(over, keepdim=True).clamp_min(1)
 
 
-def masked_sum_by(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], label: Int[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
-    """At every entry, Σ x over the True entries that have its label, in float64: the order in which a GPU adds does not
-    show. Labels are those of `same_labels`."""
-    sums = torch.zeros(label.numel(), dtype=torch.float64, device=x.device)
-    return sums.index_add_(0, label.flatten(), torch.where(mask, x, 0).double().flatten())[label]
-
-
-def masked_mean_by(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], label: Int[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
-    """At every entry, the mean of x over the True entries that have its label."""
-    return (masked_sum_by(x, mask, label) / masked_sum_by(torch.ones_like(x), mask, label).clamp_min(1)).to(x.dtype)
-
-
-def same_labels(*keys: Int[Tensor, "*P G T"] | Bool[Tensor, "*P G T"]) -> Int[Tensor, "*P G T"]:
+def same_labels(*keys: Ids | MaskPGT) -> Ids:
     """0, 1, 2, ...: the same number where all keys are equal, within a group (the last two axes), and nowhere else."""
     shape, device = keys[0].shape, keys[0].device
     label = torch.arange(shape[:-2].numel(), device=device).view(*shape[:-2], 1, 1).expand(shape)
@@ -54,9 +59,7 @@ def same_labels(*keys: Int[Tensor, "*P G T"] | Bool[Tensor, "*P G T"]) -> Int[Te
     return label
 
 
-def rank_by(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], label: Int[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def rank_by(x: Values, mask: Mask, label: Labels) -> Values:
     """At every True entry, the rank of x from 1 among those that have its label; equal values share their mean rank."""
     values, label = x[mask], label[mask]
     order = values.argsort()
@@ -65,21 +68,19 @@ def rank_by(
     rank = torch.arange(1, len(order) + 1, device=x.device) - (sizes.cumsum(0) - sizes)[label[order]]
     tied = torch.zeros_like(order)
     tied[1:] = ((values[order].diff() != 0) | (label[order].diff() != 0)).cumsum(0)
-    shared = masked_mean_by(rank.to(x.dtype), torch.ones_like(tied, dtype=torch.bool), tied)
+    shared = masked_mean(rank.to(x.dtype), torch.ones_like(tied, dtype=torch.bool), tied)
     found = torch.ones_like(x)
     found[mask] = torch.empty_like(values).scatter_(0, order, shared)
     return found
 
 
-def turn_numbers(mask: Bool[Tensor, "*P G T"]) -> Int[Tensor, "*P G T"]:
+def turn_numbers(mask: MaskPGT) -> Ids:
     """0, 1, 2, ...: the turn of each token. A turn is a run of True entries, which tool output (False) ends."""
     first = mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]
     return (first.cumsum(-1) - 1).clamp_min(0)
 
 
-def standardize(
-    x: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: Dims, *, scale: bool = True
-) -> Float[Tensor, "*shape"]:
+def standardize(x: Values, mask: Mask, dim: Dims, *, scale: bool = True) -> Values:
     """(x − mean) / (std + 1e-4) with the sample standard deviation, both over the True entries of `mask`.
 
     0 under a False mask. A lone entry has no spread and becomes 0. With `scale=False` only the mean is subtracted.

@@ -65,17 +65,11 @@ class Rollouts:
 
     @classmethod
     def from_rows(
-        cls,
-        group: Int[Tensor, " B"] | Sequence[Hashable],
-        *,
-        mask: Bool[Tensor, "B T"],
-        reward: Float[Tensor, " B"],
-        tokens: Int[Tensor, "B T"] | None = None,
-        logp: Float[Tensor, "B T"] | None = None,
-        entropy: Float[Tensor, "B T"] | None = None,
-        sum_sq: Float[Tensor, "B T"] | None = None,
+        cls, group: Int[Tensor, " B"] | Sequence[Hashable], *, mask: Bool[Tensor, "B T"], reward: Float[Tensor, " B"],
+        tokens: Int[Tensor, "B T"] | None = None, logp: Float[Tensor, "B T"] | None = None,
+        entropy: Float[Tensor, "B T"] | None = None, sum_sq: Float[Tensor, "B T"] | None = None,
         extra: Float[Tensor, " B"] | None = None,
-    ) -> "Rollouts":
+    ) -> "Rollouts":  # fmt: skip
         """Group rows by id. Groups are in the order in which their ids first appear."""
         if mask.ndim != 2:
             raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected (B, T): rows by tokens.")

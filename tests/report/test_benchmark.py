@@ -17,7 +17,6 @@ from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.study import write_run
 from dew.errors import ConfigError
 from dew.report import benchmark as b
-from dew.report import benchmark_page as p
 from dew.rollouts import Rollouts
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +47,7 @@ OTHERS = {"entropy": 0.3, "length/mean": 250.0, "credit/flipped_share": 0.0, "le
 def plant(work, stage, task, score, only=()):
     """Runs of all that is missing, with `score(arm, rate)` and noise as pass@1."""
     runs = b.read(work / "no data", work)
-    todo = [x for x in b.missing(stage, task, runs) if x[0] in only or not only]
+    todo = [x for x in script.missing(stage, task, runs) if x[0] in only or not only]
     cells = [Cell(arm, seed, "gsm8k", rate) for arm, rate, seed in todo]
     settings = {"eval_problems": 3, "eval_k": 4, "model": "m"}
     open_grid(work / f"{stage}-{task}", cells, settings, say=lambda _: None)
@@ -74,23 +73,23 @@ def gain(arm, rate):
 
 def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small, tmp_path):
     with pytest.raises(ConfigError, match="start on A-train lacks 1 runs"):
-        b.points("stage2", "A", {})
+        script.points("stage2", "A", {})
     plant(tmp_path, "start", "A-train", lambda *_: 0.2)
     runs = plant(tmp_path, "stage1", "A-train", by_rate)
-    assert b.missing("stage1", "A-train", runs) == [("dew", 1.6e-4, 0), ("dew", 1.6e-4, 1)]  # the next rate, once
+    assert script.missing("stage1", "A-train", runs) == [("dew", 1.6e-4, 0), ("dew", 1.6e-4, 1)]  # the next rate, once
     runs = plant(tmp_path, "stage1", "A-train", by_rate)
     rates = {arm: 4e-5 for arm in ARMS if arm != "gspo"} | {"dew": 1.6e-4}
-    assert b.chosen_rates(runs) == rates
-    points = dict(b.points("stage2", "A", runs))
-    assert points.keys() - rates.keys() == {*b.companions("dew"), *b.companions("gtpo"), b.RANDOM}
-    assert points["dew(placebo=True)"] == 1.6e-4 and points[b.RANDOM] == 4e-5
-    parsed = parse_arms(b.texts(points.items()), [], controls=False)
+    assert script.chosen_rates(runs) == rates
+    points = dict(script.points("stage2", "A", runs))
+    assert points.keys() - rates.keys() == {*b.companions("dew"), *b.companions("gtpo"), script.RANDOM}
+    assert points["dew(placebo=True)"] == 1.6e-4 and points[script.RANDOM] == 4e-5
+    parsed = parse_arms(script.texts(points.items()), [], controls=False)
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
-    assert {row.verdict for row in p.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
-    assert b.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "kl_cov", "sapo"]
+    assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
+    assert script.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "kl_cov", "sapo"]
     runs = plant(tmp_path, "stage3", "A", gain)
-    rows = {row.arm: row for row in p.stage_rows("stage3", "A", runs)}
+    rows = {row.arm: row for row in b.stage_rows("stage3", "A", runs)}
     words = {arm: row.verdict for arm, row in rows.items() if row.verdict}
     assert words == {
         "dew": "win", "gtpo": "open", "grpo": "level", "grpo_s": "loss", "maxrl": "win",
@@ -101,7 +100,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert rows["dew"].than_placebo.value == pytest.approx(0.04, abs=0.005)
     # the page has all of it
     runs = plant(tmp_path, "replication", "A", lambda *_: 0.3)
-    text, images = p.page(runs)
+    text, images = script.page(runs)
     assert re.search(r"\| dew \| 0\.00016 \| 14 \| 0\.3\d\d \| \+0\.0.* \| win \|", text)
     assert "| stage3 | A: GSM8K | m |" in text and "| 3 | H200 |" in text and "seeds for a power of 80%" in text
     assert "prototype's, -0.001 [-0.010, +0.008], agrees" in text
@@ -118,8 +117,8 @@ def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
 
 
 def test_a_look_before_the_end_spends_its_own_alpha(small):
-    assert [p.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
-    assert [p.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
+    assert [b.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
+    assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
 
 
 def test_runs_are_archived_once_and_read_again(small, tmp_path):
@@ -128,14 +127,14 @@ def test_runs_are_archived_once_and_read_again(small, tmp_path):
     big = work / "replication-A" / "gsm8k" / "dapo-lr4e-05-seed300" / "adapter"
     big.mkdir()
     (big / "adapter_model.safetensors").write_bytes(b"0" * 9999)
-    assert [path.name for path in b.pack(work, data)] == ["001.jsonl.gz"] and not b.pack(work, data)
+    assert [path.name for path in script.pack(work, data)] == ["001.jsonl.gz"] and not script.pack(work, data)
     runs = plant(work, "replication", "A", gain)
-    assert [path.name for path in b.pack(work, data)] == ["002.jsonl.gz"]
+    assert [path.name for path in script.pack(work, data)] == ["002.jsonl.gz"]
     again = b.read(data, tmp_path / "other")
     assert [(r.arm, r.seed, r.scores) for r in again["replication-A"]] == [
         (r.arm, r.seed, r.scores) for r in runs["replication-A"]
     ]
-    assert not b.missing("replication", "A", again) and not list((tmp_path / "other").rglob("adapter*"))
+    assert not script.missing("replication", "A", again) and not list((tmp_path / "other").rglob("adapter*"))
 
 
 def test_random_rewards_do_not_see_the_rewards():
@@ -144,7 +143,7 @@ def test_random_rewards_do_not_see_the_rewards():
     found = []
     for reward in (torch.zeros(400, 8), torch.rand(400, 8, generator=random).round()):
         rollouts = Rollouts(mask=mask, reward=reward, logp=logp)
-        rule = b.RandomRewards()
+        rule = get_algorithm(f"{script.OWN}:RandomRewards")
         found.append((rule.advantages(rollouts), rule.signal(rollouts)))
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
     coins = rule._tossed(rollouts).reward
@@ -174,7 +173,7 @@ def test_a_stage_runs_in_pieces_on_the_bundled_model(tmp_path, monkeypatch, caps
 
 
 def test_the_page_in_the_repository_is_that_of_the_committed_runs(tmp_path):
-    text, images = p.page(b.read(b.COMMITTED, tmp_path))
+    text, images = script.page(b.read(b.COMMITTED, tmp_path))
     assert (ROOT / "docs" / "benchmark-results.md").read_text() == text, "run scripts/benchmark.py page"
     for name, image in images.items():
         assert (ROOT / "docs" / "images" / name).read_text() == image, "run scripts/benchmark.py page"
@@ -186,7 +185,7 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
         plant(
             tmp_path / "planted", stage, "A-train" if stage != "stage2" else "A", by_rate if stage == "stage1" else gain
         )
-    b.pack(tmp_path / "planted", tmp_path / "data")
+    script.pack(tmp_path / "planted", tmp_path / "data")
     monkeypatch.setattr(b, "COMMITTED", tmp_path / "data")
     calls = []
 

@@ -27,8 +27,7 @@ from dew.compare.sampling import Sampled
 from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
 from dew.errors import ConfigError
-from dew.report import build, build_from_records, content_of
-from dew.report.charts import charts_of
+from dew.report import build, build_from_records, charts_of, content_of
 from dew.report.readers import Run
 from dew.report.results import arms_of, remarks, rows_of
 from dew.report.serve import View, make_server

@@ -17,14 +17,7 @@ from torch import Tensor
 
 from dew.algorithms.base import Algorithm, recorded, spread
 from dew.checks import unmet
-from dew.credit import (
-    entropy_bands,
-    grpo_advantages,
-    maxrl_advantages,
-    qae_advantages,
-    reinforce_pp_advantages,
-    w_reinforce_advantages,
-)
+from dew.credit import entropy_bands, grpo
 from dew.errors import ConfigError
 from dew.losses import Ratio, Reduce, Surrogate
 from dew.rollouts import Rollouts
@@ -66,17 +59,17 @@ class GRPO(Algorithm):
         extra, present = self.extra(rollouts), rollouts.present
         reward = rollouts.reward + extra
         if self.credit == "reinforce_pp":
-            return reinforce_pp_advantages(reward, rollouts.mask, present)
+            return grpo.reinforce_pp_advantages(reward, rollouts.mask, present)
         if self.credit == "maxrl":
-            credit = maxrl_advantages(rollouts.reward, present, extra=extra)
+            credit = grpo.maxrl_advantages(rollouts.reward, present, extra=extra)
         elif self.credit == "qae":
-            credit = qae_advantages(reward, present, quantile=self.quantile)
+            credit = grpo.qae_advantages(reward, present, quantile=self.quantile)
         elif self.credit == "w_reinforce":
             correct = self.correct(rollouts)
-            credit = w_reinforce_advantages(correct, present, positive=self.positive)
+            credit = grpo.w_reinforce_advantages(correct, present, positive=self.positive)
             credit = credit + extra * torch.where(correct, self.positive, 1.0)
         else:
-            credit = grpo_advantages(reward, present, scale=self.scale)
+            credit = grpo.grpo_advantages(reward, present, scale=self.scale)
         return spread(credit, rollouts)
 
 

@@ -11,7 +11,7 @@ from dew.algorithms.base import Algorithm, Whose, recorded, spread
 from dew.checks import unmet
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.credit.comparison import BY_TOKENS, Compare, Value
-from dew.credit.weighting import bound_problems, clip_problems, weight_problems
+from dew.credit.gtpo import bound_problems, clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 

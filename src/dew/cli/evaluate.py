@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
 
 from dew import rewards, tasks
 from dew.cli.app import app
-from dew.cli.console import out, print_json
+from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import mapping
 from dew.cli.models import load_model, load_tokenizer
 from dew.errors import ConfigError, Problem, unknown
@@ -183,7 +182,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
 def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
     from dew.compare import compare_scores, verdicts
     from dew.compare.results import main_scores
-    from dew.compare.verdicts import signed
+    from dew.compare.verdicts import markdown_table, signed
 
     first, last = scores[0], scores[-1]
     differences = compare_scores(last, first, arm=names[-1], baseline=names[0]) if last is not first else {}
@@ -194,13 +193,10 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
         return
     kind = "held-out problems" if held_out else "problems"
     out.print(f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95% intervals by problem\n")
-    table = Table("score")
-    for column in [*names, "second − first, paired"] if differences else names:
-        table.add_column(column, justify="right")
-    for name in first.scores:
-        cells = [str(score.scores.get(name, "")) for score in scores]
-        table.add_row(name, *cells, *([signed(differences[name])] if name in differences else []))
-    out.print(table)
+    rows = [[name, *(str(score.scores.get(name, "")) for score in scores)] for name in first.scores]
+    if differences:
+        rows = [[*row, signed(differences[row[0]]) if row[0] in differences else ""] for row in rows]
+    show_markdown(markdown_table(["score", *names, *["second − first, paired"] * bool(differences)], rows))
     for name, score in zip(names, scores, strict=True):
         counts = ", ".join(f"{count} {status}" for status, count in score.statuses.items())
         out.print(f"{name}: {counts}; {score.truncated_share:.1%} truncated; {score.tokens_per_second:,.0f} tokens/s")

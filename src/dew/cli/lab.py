@@ -24,16 +24,12 @@ TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like.
 @app.command()
 def lab(
     arms: Annotated[list[str] | None, typer.Argument(help="dapo, gtpo(alpha2=0.5), gtpo@3e-5, rules.py:Class.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Train LoRA adapters on this model: a folder or a hub name.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Train LoRA adapters on this model: folder or hub name.")] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8, -14; any with --model.")
     ] = None,
     reward: Annotated[str | None, typer.Option(help="With --model: a verifier, or file.py:function.")] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Seeds per arm (default 8); 5 or more for a verdict.")
-    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per arm (default 8); a verdict needs 5.")] = None,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed; use other seeds to confirm a result.")] = 0,
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5; 4e-5 with --model).")
@@ -45,9 +41,7 @@ def lab(
     settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
-    benchmark: Annotated[
-        bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does, and add them to its table.")
-    ] = False,
+    benchmark: Annotated[bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
@@ -128,7 +122,7 @@ def _benchmark(
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
     from dew.engines.lab.lora import QUICK
-    from dew.report import benchmark, benchmark_page
+    from dew.report import benchmark
 
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
     how: dict[str, Any] = {"say": out.print, "device": device, **({"model": model} if model else {})}
@@ -145,17 +139,15 @@ def _benchmark(
             texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
         found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
-    alpha = benchmark_page.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
-    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark_page.compare(found, placebos, alpha=alpha)]
+    alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
+    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
     with TemporaryDirectory() as work:
-        others = benchmark_page.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
+        others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
     note = "Your rows are last." if others else "The benchmark has no committed runs yet: these are yours alone."
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
-    text = "\n\n".join([*said, note, benchmark_page.table([*others, *own]), benchmark_page.ABOUT])
+    text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
     write_atomically(folder / "benchmark.md", f"{text}\n".encode())
-    write_atomically(
-        folder / "benchmark.svg", benchmark_page.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode()
-    )
+    write_atomically(folder / "benchmark.svg", benchmark.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode())
     show_markdown(text)
     out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.table import Table
 
 from dew.cli.app import app
-from dew.cli.console import err, out, print_json, show_checks
+from dew.cli.console import err, out, print_json, show_checks, show_markdown
 from dew.cli.flags import PASS_ON, Untrusted, load_run
 from dew.preflight import Check, passed
 from dew.preflight import preflight as check_run
@@ -45,15 +44,14 @@ def preflight(
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Check this machine and the installation. Covers package versions, GPU, Triton, memory and disk."""
+    from dew.compare.verdicts import markdown_table
     from dew.preflight.machine import doctor as check_machine
     from dew.preflight.machine import versions
 
     checks, packages = check_machine(), versions()
     if not json:
-        grid = Table("package", "installed", "supported", show_edge=False, pad_edge=False)
-        for row in packages:
-            grid.add_row(*(cell or "–" for cell in row.values()))
-        out.print(grid, "")
+        show_markdown(markdown_table(list(packages[0]), [[cell or "–" for cell in row.values()] for row in packages]))
+        out.print()
     _finish(checks, json, versions=packages)
 
 

@@ -30,9 +30,7 @@ VERL_CONFIG = "verl.yaml"
 def train(
     context: typer.Context,
     config: Annotated[Path | None, typer.Argument(help="A YAML file (any TRL GRPO config), or a recipe name.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the config, batch sizes and memory, then exit.")
-    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config and batch sizes, then exit.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in output_dir first.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
     untrusted: Untrusted = False,

@@ -18,7 +18,7 @@ from dew.compare.statistics import Difference, Interval, mean_interval, paired, 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
-from dew.rewards.calls import NOT_FINITE, call_reward, reward_name
+from dew.rewards.calls import NOT_FINITE, Rewards, call_reward, reward_name
 from dew.rewards.user_function import UserFunction, required_columns
 from dew.tasks import Row, Task
 from dew.tasks.datasets import Dataset
@@ -98,15 +98,9 @@ def _check_columns(judge: Any, row: Row) -> None:
 def _score_by_reward(
     reward: Callable[..., Any], texts: list[str], ids: list[list[int]], rows: Sequence[Row], threshold: float
 ) -> list[Verdict]:
-    """Call a reward function as TRL does. An answer without a finite reward is `unparsable` and counts as 0."""
+    """An answer without a finite reward is `unparsable` and counts as 0."""
     name, n = reward_name(reward), len(texts)
-    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in SET_BY_TRL}
-    prompts = [row["prompt"] for row in rows]
-    answers = [
-        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
-        for prompt, text in zip(prompts, texts, strict=True)
-    ]
-    values = call_reward(name, reward, answers, prompts=prompts, completion_ids=ids, **columns)
+    values = call_as_trl(reward, texts, ids, rows)
     if not_finite := values.count(NOT_FINITE):
         log.warning("The reward %s returned an infinity or a NaN for %d of %d answers.", name, not_finite, n)
     if values.count(None) + not_finite == n:
@@ -115,6 +109,17 @@ def _score_by_reward(
     nothing = Verdict("unparsable", value=0.0)
     judged = {x: Verdict("correct" if x > threshold else "wrong", value=x) for x in values if x is not None}
     return [nothing if x is None or x == NOT_FINITE else judged[x] for x in values]
+
+
+def call_as_trl(reward: Callable[..., Any], texts: Sequence[str], ids: list[list[int]], rows: Sequence[Row]) -> Rewards:
+    """The rewards of answers and their token ids; `rows[i]` is the problem that `texts[i]` answers."""
+    columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in SET_BY_TRL}
+    prompts = [row["prompt"] for row in rows]
+    answers = [
+        text if isinstance(prompt, str) else [{"role": "assistant", "content": text}]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    return call_reward(reward_name(reward), reward, answers, prompts=prompts, completion_ids=ids, **columns)
 
 
 @dataclass(frozen=True)
@@ -177,20 +182,10 @@ class Scores:
 
     def summary(self) -> dict[str, Any]:
         """The scores without the answers, as in a run's scores.json."""
-        return {
-            "task": self.task,
-            "scored_by": self.scored_by,
-            "model": self.model,
-            "n_problems": len(self.problems),
-            "of_train": self.of_train,
-            "k": self.k,
-            "scores": {name: asdict(interval) for name, interval in self.scores.items()},
-            "statuses": self.statuses,
-            "truncated_share": self.truncated_share,
-            "tokens_per_second": self.tokens_per_second,
-            "seconds": self.seconds,
-            "sampling": asdict(self.sampling),
-        }
+        names = ("task", "scored_by", "model", "of_train", "k", "statuses", "truncated_share", "tokens_per_second")
+        found = {name: getattr(self, name) for name in (*names, "seconds")} | {"n_problems": len(self.problems)}
+        scores = {name: asdict(interval) for name, interval in self.scores.items()}
+        return {**found, "scores": scores, "sampling": asdict(self.sampling)}
 
     def write(self, path: str | Path) -> None:
         """Everything, including the answers."""

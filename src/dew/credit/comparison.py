@@ -8,12 +8,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dew.credit.weighting import H_FLOOR
 from dew.errors import ShapeError
-from dew.ops import Dims, masked_mean_by, masked_sum_by, rank_by, same_labels, turn_numbers
+from dew.ops import H_FLOOR, PGT, Dims, Ids, MaskPGT, masked_mean, masked_sum, rank_by, same_labels, turn_numbers
 
 Compare = Literal["column", "row", "matrix", "turn", "relative", "step", "step_mean", "context"]
 Value = Literal["entropy", "rank", "divergence", "contrast"]
@@ -24,14 +22,8 @@ PARTS = 10
 
 
 def compared(
-    H: Float[Tensor, "*P G T"],
-    won: Bool[Tensor, "*P G T"],
-    mask: Bool[Tensor, "*P G T"],
-    compare: Compare,
-    value: Value,
-    tokens: Int[Tensor, "*P G T"] | None,
-    step_ends: Sequence[int],
-) -> tuple[Float[Tensor, "*P G T"], Dims | Int[Tensor, "*P G T"]]:
+    H: PGT, won: MaskPGT, mask: MaskPGT, compare: Compare, value: Value, tokens: Ids | None, step_ends: Sequence[int]
+) -> tuple[PGT, Dims | Ids]:
     """x of each token, and what it is compared with: the tokens of its polarity along these dims, or of the same label.
 
     column      the same position across answers (published)
@@ -63,7 +55,7 @@ def compared(
         step, place = _steps(mask, _given(tokens), step_ends)
         over = same_labels(step, place) if compare == "step" else same_labels(step)
         if compare == "step_mean":
-            H = masked_mean_by(H, mask, same_labels(_answer(mask), step))
+            H = masked_mean(H, mask, same_labels(_answer(mask), step))
 
     if value in ("divergence", "contrast"):
         found = _divergence if value == "divergence" else _contrast
@@ -112,7 +104,7 @@ def _context(won: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
     level, label = torch.zeros_like(one), torch.zeros_like(one)
     for length, keys in enumerate([(one,), (one, two)], start=1):
         same = same_labels(won, *keys)
-        shared = masked_sum_by(torch.ones_like(same), mask, same) > 1
+        shared = masked_sum(torch.ones_like(same), mask, same) > 1
         level, label = torch.where(shared, length, level), torch.where(shared, same, label)
     return same_labels(level, label)
 
@@ -130,9 +122,9 @@ def _divergence(won: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
 
 def _contrast(won: Tensor, mask: Tensor, tokens: Tensor) -> Tensor:
     pair = same_labels(_previous(tokens, mask), tokens)
-    repeats = masked_sum_by(torch.ones_like(pair), mask, same_labels(_answer(mask), pair))
+    repeats = masked_sum(torch.ones_like(pair), mask, same_labels(_answer(mask), pair))
     won_share, lost_share = (
-        masked_sum_by(1 / repeats.clamp_min(1), side, pair) / side.any(-1).sum(-1).clamp_min(1)[..., None, None]
+        masked_sum(1 / repeats.clamp_min(1), side, pair) / side.any(-1).sum(-1).clamp_min(1)[..., None, None]
         for side in (mask & won, mask & ~won)
     )
     return torch.where(won, won_share - lost_share, lost_share - won_share).clamp_min(0)

@@ -7,14 +7,12 @@ from torch import Tensor
 
 from dew.checks import check_answers, check_by_token, check_present, check_shape
 from dew.errors import ConfigError
-from dew.ops import STD_EPS, at_least_float32, masked_mean, standardize
+from dew.ops import PG, PGT, STD_EPS, Labels, MaskPG, MaskPGT, Values, at_least_float32, masked_mean, standardize
 
 ROUNDING = 1e-9
 
 
-def grpo_advantages(
-    rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None, *, scale: bool = True
-) -> Float[Tensor, "*P G"]:
+def grpo_advantages(rewards: PG, present: MaskPG | None = None, *, scale: bool = True) -> PG:
     """The reward of each answer relative to the mean of its group.
 
         Aᵢ = (rᵢ − mean r) / (std r + 1e-4)     GRPO
@@ -27,9 +25,7 @@ def grpo_advantages(
     return standardize(r, present, -1, scale=scale)
 
 
-def group_relative(
-    rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None
-) -> Float[Tensor, "*P G"]:
+def group_relative(rewards: PG, present: MaskPG | None = None) -> PG:
     """GRPO's advantages, exactly 0 for an answer whose reward differs from the mean by no more than rounding."""
     present = check_present(rewards, present)
     size = torch.where(present, at_least_float32(rewards), 0).abs().amax(-1, keepdim=True)
@@ -37,16 +33,14 @@ def group_relative(
     return torch.where(differs, grpo_advantages(rewards, present), 0)
 
 
-def wrong_sign(
-    advantages: Float[Tensor, "*P G T"], rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None
-) -> Bool[Tensor, "*P G T"]:
+def wrong_sign(advantages: PGT, rewards: PG, present: MaskPG | None = None) -> MaskPGT:
     """True on tokens that are rewarded although their answer is below its group's mean, or penalised although it is
     above. With rewards of 0 and 1: rewarded in a wrong answer, or penalised in a correct one."""
     check_shape("rewards", rewards, advantages.shape[:-1], "answer (*P, G)")
     return at_least_float32(advantages) * group_relative(rewards, present).unsqueeze(-1) < 0
 
 
-def has_signal(correct: Bool[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None) -> Bool[Tensor, "*P"]:
+def has_signal(correct: MaskPG, present: MaskPG | None = None) -> Bool[Tensor, "*P"]:
     """0 < n < G: the group has a correct and a wrong answer, so they can be compared (DAPO, Eq. 8).
 
     Based on raw correctness: a shaped or summed reward always varies, and filtering on it would keep noise.
@@ -55,12 +49,7 @@ def has_signal(correct: Bool[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | No
     return (correct & present).any(-1) & (~correct & present).any(-1)
 
 
-def maxrl_advantages(
-    rewards: Float[Tensor, "*P G"],
-    present: Bool[Tensor, "*P G"] | None = None,
-    *,
-    extra: Float[Tensor, "*P G"] | None = None,
-) -> Float[Tensor, "*P G"]:
+def maxrl_advantages(rewards: PG, present: MaskPG | None = None, *, extra: PG | None = None) -> PG:
     """MaxRL, Tajwar et al. 2026, arXiv:2602.02710: hard problems count more.
 
         Aᵢ = (rᵢ + eᵢ − mean(r + e)) / max(mean r, max r / G)          0 if max r ≤ 0
@@ -77,9 +66,7 @@ def maxrl_advantages(
     return torch.where(best > 0, standardize(total, present, -1, scale=False) / torch.where(best > 0, rate, 1), 0)
 
 
-def qae_advantages(
-    rewards: Float[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None, *, quantile: float = 0.4
-) -> Float[Tensor, "*P G"]:
+def qae_advantages(rewards: PG, present: MaskPG | None = None, *, quantile: float = 0.4) -> PG:
     """Quantile Advantage Estimation, Wu et al. 2025, arXiv:2509.22611: a quantile instead of the mean.
 
         Aᵢ = (rᵢ − Q_K r) / (std r + 1e-4)   Q_K: the smallest reward that at least K · G of the rewards do not exceed
@@ -98,9 +85,7 @@ def qae_advantages(
     return torch.where(present, (r - baseline) / (std + STD_EPS), 0)
 
 
-def w_reinforce_advantages(
-    correct: Bool[Tensor, "*P G"], present: Bool[Tensor, "*P G"] | None = None, *, positive: float = 0.1
-) -> Float[Tensor, "*P G"]:
+def w_reinforce_advantages(correct: MaskPG, present: MaskPG | None = None, *, positive: float = 0.1) -> PG:
     """Weighted-REINFORCE, Zhu et al. 2025, arXiv:2506.01347: mostly learn what to avoid.
 
     Aᵢ = λ on O⁺, −1 on O⁻               no baseline; λ = 0 is negative sample reinforcement (NSR)
@@ -112,9 +97,7 @@ def w_reinforce_advantages(
     return torch.where(present, A, 0)
 
 
-def reinforce_pp_advantages(
-    rewards: Float[Tensor, "*P G"], mask: Bool[Tensor, "*P G T"], present: Bool[Tensor, "*P G"] | None = None
-) -> Float[Tensor, "*P G T"]:
+def reinforce_pp_advantages(rewards: PG, mask: MaskPGT, present: MaskPG | None = None) -> PGT:
     """REINFORCE++ with baseline, Hu et al. 2025, arXiv:2501.03262: one mean and std for the whole batch.
 
         A′ᵢₜ = rᵢ − mean r of the group      Aᵢₜ = (A′ᵢₜ − mean) / (std + 1e-4) over all live tokens
@@ -129,9 +112,7 @@ def reinforce_pp_advantages(
     return standardize(centred, mask, tuple(range(mask.ndim)))
 
 
-def soft_overlong(
-    lengths: Int[Tensor, "*shape"] | Float[Tensor, "*shape"], *, limit: int, buffer: int
-) -> Float[Tensor, "*shape"]:
+def soft_overlong(lengths: Labels | Values, *, limit: int, buffer: int) -> Values:
     """The soft overlong punishment of DAPO (Yu et al. 2025, arXiv:2503.14476), added to an answer's reward (Eq. 13).
 
     0                            len ≤ limit − buffer
@@ -149,12 +130,8 @@ def soft_overlong(
 
 
 def group_overlong(
-    lengths: Int[Tensor, "*P G"] | Float[Tensor, "*P G"],
-    correct: Bool[Tensor, "*P G"],
-    present: Bool[Tensor, "*P G"] | None = None,
-    *,
-    gamma: float = 0.75,
-) -> Float[Tensor, "*P G"]:
+    lengths: Int[Tensor, "*P G"] | PG, correct: MaskPG, present: MaskPG | None = None, *, gamma: float = 0.75
+) -> PG:
     """Group Relative Overlong Punishment, Tan et al., arXiv:2508.04349 v6, Appendix D: answers that are long for their
     group are penalised, except in hard groups.
 
@@ -184,7 +161,7 @@ def group_overlong(
     return torch.where(charged, charge, 0)
 
 
-def _knee(length: Float[Tensor, "*P G"], over: Bool[Tensor, "*P G"]) -> Float[Tensor, "*P 1"]:
+def _knee(length: PG, over: MaskPG) -> Float[Tensor, "*P 1"]:
     shortest = torch.where(over, length, torch.inf).amin(-1, keepdim=True)
     longest = torch.where(over, length, -torch.inf).amax(-1, keepdim=True)
     middle = torch.maximum((shortest + longest) / 2, masked_mean(length, over, -1))

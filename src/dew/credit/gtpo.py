@@ -1,42 +1,35 @@
 """GTPO, Group Token Policy Optimization, and its sequence-level form GRPO-S: Tan et al. 2025, arXiv:2508.04349.
 
+The idea of both: a weight is a value divided by the mean of the values that it is compared with. The value is H on O⁺
+(correct answers) and 1/H on O⁻ (wrong ones), so the weight is large where a correct answer was uncertain and where a
+wrong answer was confident.
+
 Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the correct and the wrong answers of one
 problem; "alive at t" means having a token at t.
 """
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens
+from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens, unmet
 from dew.credit.comparison import Compare, Value, compared
-from dew.credit.weighting import Average, Pool, Side, floored, mean_over, pooled, shaped, weight_problems
 from dew.errors import ConfigError
-from dew.ops import at_least_float32
+from dew.ops import H_FLOOR, PG, PGT, Dims, Ids, MaskPG, MaskPGT, at_least_float32, masked_mean, masked_sum, standardize
+
+Average = Literal["arithmetic", "geometric"]
+Pool = Literal["group", "joint", "sign"]
+Side = Literal["both", "correct", "wrong"]
 
 
 def gtpo_rewards(
-    correct: Bool[Tensor, "*P G"],
-    entropy: Float[Tensor, "*P G T"],
-    mask: Bool[Tensor, "*P G T"],
-    *,
-    alpha1: float = 1.0,
-    alpha2: float = 0.1,
-    compare: Compare = "column",
-    average: Average = "arithmetic",
-    entropy_clip: tuple[float, float] | None = None,
-    spread: Side = "both",
-    value: Value = "entropy",
-    tokens: Int[Tensor, "*P G T"] | None = None,
-    step_ends: Sequence[int] = (),
-    shrink: float = 0.0,
-    cap: float | None = None,
-    least: int = 1,
-    extra: Float[Tensor, "*P G"] | None = None,
-) -> Float[Tensor, "*P G T"]:
+    correct: MaskPG, entropy: PGT, mask: MaskPGT, *, alpha1: float = 1.0, alpha2: float = 0.1,
+    compare: Compare = "column", average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None,
+    spread: Side = "both", value: Value = "entropy", tokens: Ids | None = None, step_ends: Sequence[int] = (),
+    shrink: float = 0.0, cap: float | None = None, least: int = 1, extra: PG | None = None,
+) -> PGT:  # fmt: skip
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them (section 2.2).
 
         r̃⁺ᵢₜ = +α₁ + α₂ ·  Hᵢₜ    / mean(H   over O⁺ alive at t)     (Eq. 3)
@@ -56,7 +49,7 @@ def gtpo_rewards(
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
-        shrink: bounds the weights, as do `cap` and `least` (`dew.credit.weighting.shaped`). Off in the equations.
+        shrink: bounds the weights, as do `cap` and `least` (`shaped`). Off in the equations.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
@@ -81,14 +74,8 @@ def gtpo_rewards(
     return rewards + torch.where(mask, at_least_float32(extra).unsqueeze(-1), 0)
 
 
-def gtpo_advantages(
-    rewards: Float[Tensor, "*P G T"],
-    mask: Bool[Tensor, "*P G T"],
-    *,
-    pool: Pool = "group",
-    correct: Bool[Tensor, "*P G"] | None = None,
-) -> Float[Tensor, "*P G T"]:
-    """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6); `dew.credit.weighting.pooled` documents `pool`.
+def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correct: MaskPG | None = None) -> PGT:
+    """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6); `pooled` documents `pool`.
 
     The polarity of a token is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
@@ -103,20 +90,10 @@ def gtpo_advantages(
 
 
 def grpo_s_rewards(
-    correct: Bool[Tensor, "*P G"],
-    entropy: Float[Tensor, "*P G T"],
-    mask: Bool[Tensor, "*P G T"],
-    *,
-    beta1: float = 1.0,
-    beta2: float = 0.1,
-    average: Average = "arithmetic",
-    entropy_clip: tuple[float, float] | None = None,
-    spread: Side = "both",
-    shrink: float = 0.0,
-    cap: float | None = None,
-    least: int = 1,
-    extra: Float[Tensor, "*P G"] | None = None,
-) -> Float[Tensor, "*P G"]:
+    correct: MaskPG, entropy: PGT, mask: MaskPGT, *, beta1: float = 1.0, beta2: float = 0.1,
+    average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None, spread: Side = "both",
+    shrink: float = 0.0, cap: float | None = None, least: int = 1, extra: PG | None = None,
+) -> PG:  # fmt: skip
     """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome (section 2.3).
 
         Ĥᵢ  = meanₜ Hᵢₜ
@@ -142,13 +119,9 @@ def grpo_s_rewards(
 
 
 def grpo_s_advantages(
-    rewards: Float[Tensor, "*P G"],
-    present: Bool[Tensor, "*P G"] | None = None,
-    *,
-    pool: Pool = "group",
-    correct: Bool[Tensor, "*P G"] | None = None,
-) -> Float[Tensor, "*P G"]:
-    """Standardise r̂⁺ and r̂⁻ over the group's answers; `dew.credit.weighting.pooled` documents `pool`.
+    rewards: PG, present: MaskPG | None = None, *, pool: Pool = "group", correct: MaskPG | None = None
+) -> PG:
+    """Standardise r̂⁺ and r̂⁻ over the group's answers; `pooled` documents `pool`.
 
     The polarity of an answer is the sign of its reward; pass `correct` if an `extra` may have flipped it.
     """
@@ -160,3 +133,90 @@ def grpo_s_advantages(
         check_shape("correct", correct, r.shape, "answer (*P, G)")
         won = correct & present
     return pooled(r, won, present & ~won, -1, pool)
+
+
+# ── what both share (section 2) ─────────────────────────────────────────────────────────────────────────────
+def floored(entropy: Tensor, clip: tuple[float, float] | None) -> Tensor:
+    """H clamped to `clip` if set, and at least 1e-6, so that 1/H is finite even if `clip` starts at 0. Detached."""
+    if problems := clip_problems(clip):
+        raise ConfigError(problems)
+    H = at_least_float32(entropy)
+    return (H if clip is None else H.clamp(*clip)).clamp_min(H_FLOOR)
+
+
+def clip_problems(clip: Any) -> list[str]:
+    """What is wrong with entropy_clip."""
+    numbers = isinstance(clip, tuple | list) and all(isinstance(x, int | float) for x in clip)
+    if clip is None or (numbers and len(clip) == 2 and 0 <= clip[0] <= clip[1]):
+        return []
+    return [f"entropy_clip={clip}: give (low, high) in nats with 0 <= low <= high, or leave it out."]
+
+
+def weight_problems(**weights: float) -> list[str]:
+    """What is wrong with α₁ and α₂, or β₁ and β₂."""
+    return [
+        f"{name}={value}: a wrong answer would be rewarded{' for being sure' if name.endswith('2') else ''}. "
+        f"The paper uses {'0.1' if name.endswith('2') else '1.0'}; 0 turns this part off. Give a number >= 0."
+        for name, value in weights.items()
+        if not 0 <= value < float("inf")
+    ]
+
+
+def mean_over(x: Tensor, alive: Tensor, over: Dims | Tensor, average: Average) -> Tensor:
+    """The arithmetic or geometric mean of x > 0 over the entries where `alive` is True: along dims, or by label."""
+    check_choice("average", average, get_args(Average))
+    values = x.log() if average == "geometric" else x
+    mean = masked_mean(values, alive, over)
+    return mean.exp() if average == "geometric" else mean
+
+
+def shaped(
+    x: Tensor, correct: Tensor, live: Tensor, over: Dims | Tensor, average: Average, alpha1: float, alpha2: float,
+    spread: Side, shrink: float, cap: float | None, least: int,
+) -> Tensor:  # fmt: skip
+    """r̃ = ±(α₁ + α₂ · w), w = x / mean(x over its comparison set), + on O⁺ and − on O⁻; 0 where not live.
+
+    The comparison set is what is live and of the same polarity along the dims `over`, or has the same label `over`. The
+    paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
+
+    With n values in the comparison set, w becomes 1 + (w − 1) · n / (n + shrink), 1 if n < least, and at most `cap`.
+    """
+    check_choice("spread", spread, get_args(Side))
+    if problems := bound_problems(shrink, cap, least):
+        raise ConfigError(problems)
+    mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
+    weight = x / torch.where(correct, mean_won, mean_lost)
+    if shrink or least > 1:
+        n_won, n_lost = (masked_sum(torch.ones_like(x), live & side, over) for side in (correct, ~correct))
+        n = torch.where(correct, n_won, n_lost)
+        weight = torch.where(n >= least, 1 + (weight - 1) * (n / (n + shrink)).to(x.dtype), 1)
+    if spread != "both":
+        weight = torch.where(correct == (spread == "correct"), weight, 1)
+    r = alpha1 + alpha2 * (weight if cap is None else weight.clamp_max(cap))
+    return torch.where(live, torch.where(correct, r, -r), 0)
+
+
+def bound_problems(shrink: float, cap: float | None, least: int) -> list[str]:
+    """What is wrong with the settings that bound a weight."""
+    return unmet(
+        (0 <= shrink < float("inf"), f"shrink={shrink}: weights would move away from 1. Give >= 0; 0 turns it off."),
+        (cap is None or cap >= 1, f"cap={cap}: a weight of 1 is the mean. Give at least 1."),
+        (least >= 1, f"least={least}: a comparison has at least one value. Give at least 1."),
+    )
+
+
+def pooled(rewards: Tensor, won: Tensor, lost: Tensor, dim: Dims, pool: Pool) -> Tensor:
+    """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), once for O⁺ and once for O⁻. `pool` sets what mean and std are taken over:
+
+    group   ALL entries of the group, where those of the other polarity count as 0
+    joint   one mean and std over the signed rewards of the whole group
+    sign    only the entries of the same polarity: each side has mean 0, so the difference between correct and
+            wrong is lost. For comparison only; it unlearns the task.
+    """
+    check_choice("pool", pool, get_args(Pool))
+    live = won | lost
+    if pool == "joint":
+        return standardize(rewards, live, dim)
+    positive = standardize(torch.where(won, rewards, 0), live if pool == "group" else won, dim)
+    negative = standardize(torch.where(lost, rewards, 0), live if pool == "group" else lost, dim)
+    return torch.where(won, positive, negative)

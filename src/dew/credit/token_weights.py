@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dew.checks import check_by_token, check_live_entropy, check_shape
 from dew.errors import ConfigError
-from dew.ops import at_least_float32, masked_mean, masked_sum, standardize
+from dew.ops import PG, PGT, Mask, MaskPGT, Values, at_least_float32, masked_mean, masked_sum, standardize
 
 LEAST_LOGP = math.log(1e-8)
 """Less likely tokens count as this likely, as in the authors' code: one at log π = −40 would set k for the batch."""
@@ -24,9 +24,7 @@ UNSAFE = 4.0
 """A token of a wrong answer whose ratio is above this gets no weight above 1."""
 
 
-def forking_mask(
-    entropy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, keep: float = 0.2
-) -> Bool[Tensor, "*shape"]:
+def forking_mask(entropy: Values, mask: Mask, *, keep: float = 0.2) -> Mask:
     """The 80/20 rule, Wang et al. 2025, arXiv:2506.01939: only tokens with a high entropy train.
 
     True where it is at least the ⌈keep · N⌉-th largest of the batch's N live tokens; ties with that token stay.
@@ -43,13 +41,8 @@ def forking_mask(
 
 
 def entropy_advantages(
-    advantages: Float[Tensor, "*P G"] | Float[Tensor, "*P G T"],
-    entropy: Float[Tensor, "*P G T"],
-    mask: Bool[Tensor, "*P G T"],
-    *,
-    alpha: float = 0.4,
-    kappa: float = 2.0,
-) -> Float[Tensor, "*P G T"]:
+    advantages: PG | PGT, entropy: PGT, mask: MaskPGT, *, alpha: float = 0.4, kappa: float = 2.0
+) -> PGT:
     """Aᵢₜ + min(α · Hᵢₜ, |Aᵢₜ| / κ), a bonus that never flips a sign: Cheng et al. 2025, arXiv:2506.14758.
 
     `advantages` has one value per answer or one per token. H is that of the current policy, without gradient.
@@ -66,9 +59,7 @@ def entropy_advantages(
     return torch.where(mask, A + bonus, 0)
 
 
-def covariance(
-    advantages: Float[Tensor, "*shape"], logp: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]
-) -> Float[Tensor, " N"]:
+def covariance(advantages: Values, logp: Values, mask: Mask) -> Float[Tensor, " N"]:
     """Of the N live tokens, bit for bit the same however wide the padding is: Cui et al. 2025, arXiv:2505.22617.
 
         covᵢₜ = (Aᵢₜ − mean A) (log πᵢₜ − mean log π)          means over all live tokens of the batch
@@ -81,14 +72,8 @@ def covariance(
 
 
 def clip_cov_mask(
-    advantages: Float[Tensor, "*shape"],
-    logp: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    *,
-    share: float = 2e-4,
-    low: float = 1.0,
-    high: float = 5.0,
-) -> Bool[Tensor, "*shape"]:
+    advantages: Values, logp: Values, mask: Mask, *, share: float = 2e-4, low: float = 1.0, high: float = 5.0
+) -> Mask:
     """Clip-Cov: True on max(1, ⌊share · N⌋) of the N live tokens, drawn from those with low < cov < high.
 
     The draw depends on the batch alone, so that every process of a run makes the same one.
@@ -103,13 +88,7 @@ def clip_cov_mask(
     return _only(candidates[order[: _count(share, cov)]], mask)
 
 
-def kl_cov_mask(
-    advantages: Float[Tensor, "*shape"],
-    logp: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    *,
-    share: float = 2e-4,
-) -> Bool[Tensor, "*shape"]:
+def kl_cov_mask(advantages: Values, logp: Values, mask: Mask, *, share: float = 2e-4) -> Mask:
     """KL-Cov: True on the max(1, ⌊share · N⌋) of the N live tokens that have the largest covariance."""
     _check_share(share)
     cov = covariance(advantages, logp, mask)
@@ -132,14 +111,7 @@ def _check_share(share: float) -> None:
         raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1, e.g. 2e-4.")
 
 
-def steer_weights(
-    advantages: Float[Tensor, "*shape"],
-    logp: Float[Tensor, "*shape"],
-    entropy: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    *,
-    least: float = 0.8,
-) -> Float[Tensor, "*shape"]:
+def steer_weights(advantages: Values, logp: Values, entropy: Values, mask: Mask, *, least: float = 0.8) -> Values:
     """STEER, Hao et al. 2025, arXiv:2510.10150: small weights where the update would change the entropy most.
 
         Ωᵢₜ = Aᵢₜ (1 − πᵢₜ) (log πᵢₜ + Hᵢₜ)                    first-order change of the entropy, on-policy
@@ -157,12 +129,7 @@ def steer_weights(
     return torch.where(mask, (-k * change).exp(), 0)
 
 
-def token_baseline_advantages(
-    rewards: Float[Tensor, "*P G"],
-    logp: Float[Tensor, "*P G T"],
-    sum_sq: Float[Tensor, "*P G T"],
-    mask: Bool[Tensor, "*P G T"],
-) -> Float[Tensor, "*P G T"]:
+def token_baseline_advantages(rewards: PG, logp: PGT, sum_sq: PGT, mask: MaskPGT) -> PGT:
     """OTB, arXiv:2602.07078: minus a baseline that weights each answer by the energy of its gradient so far.
 
         Wᵢₜ = Σ_{j≤t} (1 − 2πᵢⱼ + Σ_v π_v²)      ‖∂ log π / ∂z‖² of the tokens up to t: certain tokens add nothing
@@ -200,14 +167,8 @@ def entropy_bands(
 
 
 def future_weights(
-    log_w: Float[Tensor, "*B T"],
-    advantages: Float[Tensor, "*B T"],
-    mask: Bool[Tensor, "*B T"],
-    *,
-    half_life: float = 32.0,
-    low: float = 1.0,
-    high: float = 1.2,
-) -> Float[Tensor, "*B T"]:
+    log_w: Values, advantages: Values, mask: Mask, *, half_life: float = 32.0, low: float = 1.0, high: float = 1.2
+) -> Values:
     """FIPO, Ma et al. 2026, arXiv:2603.19835: whether the tokens from t on have become more or less likely.
 
         Fₜ = Σ_{k ≥ t} γ^(k − t) log wₖ      γ = 2^(−1 / half_life), over live tokens with wₖ ≤ 10

@@ -13,7 +13,20 @@ from dew.rollouts import Rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class Signals:
+    """(N, T) what credit may read of the policy that sampled, where the algorithm needs it."""
+
+    entropy: Tensor | None = None
+    logp: Tensor | None = None
+    """Log-probabilities, also for records."""
+    sum_sq: Tensor | None = None
+    """Σ_v π(v)²"""
+    tokens: Tensor | None = None
+    """Token ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows(Signals):
     """What credit reads of every answer of a generation, on all processes."""
 
     group: Tensor
@@ -24,14 +37,6 @@ class Rows:
     """(N,) outcome reward; NaN where there is none, which excludes the row from its group."""
     extra: Tensor
     """(N,) sum of the other rewards."""
-    entropy: Tensor | None = None
-    """(N, T) entropy of the sampling policy."""
-    logp: Tensor | None = None
-    """(N, T) log-probability under the sampling policy; for algorithms that need it, and for records."""
-    sum_sq: Tensor | None = None
-    """(N, T) Σ_v π(v)² of the sampling policy, for algorithms that need it."""
-    tokens: Tensor | None = None
-    """(N, T) token ids, for algorithms that need them."""
 
 
 @dataclass(frozen=True, kw_only=True)

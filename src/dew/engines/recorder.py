@@ -16,10 +16,10 @@ from torch import Tensor
 from dew import __version__
 from dew.algorithms import Algorithm
 from dew.credit import forking_mask, grpo_advantages
-from dew.credit.weighting import H_FLOOR
 from dew.engines.compat import installed
 from dew.engines.credit import Credit, Rows
 from dew.errors import ConfigError, in_one_line
+from dew.ops import H_FLOOR
 from dew.run.alarms import Alarms
 from dew.run.folder import RunFolder, hold
 from dew.run.records import AnswerRecord, GroupRecord

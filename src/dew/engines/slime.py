@@ -54,24 +54,15 @@ def algorithm_of(args: Any) -> Algorithm:
     entropy = "entropy" in algorithm.signals and not args.use_rollout_entropy
     estimator, filtering = args.advantage_estimator, "--dynamic-sampling-filter-path"
     checks = (
-        (
-            not algorithm.plain_loss,
-            f"{name} needs a loss that slime does not have.",
-            "Choose one with token ratios and PPO's clip.",
-        ),
+        (not algorithm.plain_loss, f"{name} needs a loss that slime does not have.", "Choose one with PPO's clip."),
         (args.calculate_per_token_loss != per_token, f"The loss of {name} is the mean over {loss}.", flag),
         (not clipped, f"{name} clips at {low:g} and {algorithm.clip_high:g}.", f"Write {clip}."),
         (estimator != "grpo", f"--advantage-estimator {estimator}: another loss.", "Write --advantage-estimator grpo."),
         (args.normalize_advantages, "--normalize-advantages would change the credit.", "Remove it."),
         (entropy, f"{name} reads the sampling policy's entropy.", "Add --use-rollout-entropy."),
-        (
-            algorithm.dynamic_sampling,
-            f"dynamic_sampling of {name}: slime samples.",
-            f"Set it to false; use {filtering}.",
-        ),
+        (algorithm.dynamic_sampling, "dynamic_sampling: slime samples.", f"Set it to false; use {filtering}."),
     )
-    problems = [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]
-    if problems:
+    if problems := [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]:
         raise ConfigError(problems)
     return algorithm
 
@@ -89,9 +80,8 @@ def _answers(algorithm: Algorithm, data: dict[str, Any]) -> list[dict[str, Any]]
             what = f"An answer of {len(mask)} tokens is split over ranks (context parallelism)."
             raise EngineError(Problem(what, remedy="Train with --context-parallel-size 1."))
         reward = float(data["local_raw_reward"][i])  # `rewards` are normalised already
-        answers.append(
-            {"index": int(data["sample_indices"][i]), "reward": reward, "mask": mask.bool().cpu(), **signals}
-        )
+        index = int(data["sample_indices"][i])
+        answers.append({"index": index, "reward": reward, "mask": mask.bool().cpu(), **signals})
     return answers
 
 

@@ -58,10 +58,8 @@ def set_advantages(trainer: Any, encoded: list[dict[str, Any]]) -> None:
     extra = (parts * trainer.reward_weights).nansum(1) - outcome.nan_to_num()
     group = torch.arange(len(parts), device=parts.device) // trainer.num_generations
     columns = {name: gathered(x, torch.float32) for name, x in signals.items()}
-    rows = Rows(
-        group=group, mask=gathered([m.float() for m in masks], torch.bool), outcome=outcome, extra=extra, **columns
-    )
-    advantages = give_credit(algorithm, rows).advantages
+    columns["mask"] = gathered([mask.float() for mask in masks], torch.bool)
+    advantages = give_credit(algorithm, Rows(group=group, outcome=outcome, extra=extra, **columns)).advantages
     local = len(advantages) // accelerator.num_processes
     advantages = advantages[accelerator.process_index * local :][:local]
     for batch, mask, found in zip(batches, masks, advantages.split([len(mask) for mask in masks]), strict=True):
@@ -96,11 +94,7 @@ def algorithm_of(trainer: Any) -> Algorithm:
     several = len(trainer.reward_func_names) > 1 and float(trainer.reward_weights[0]) != 1
     parallel = trainer.template.sequence_parallel_size > 1 or trainer.dynamic_num_samples
     checks = (
-        (
-            not algorithm.plain_loss,
-            f"{name} needs a loss that ms-swift does not have.",
-            "Choose another one (docs/swift.md).",
-        ),
+        (not algorithm.plain_loss, f"{name} needs a loss that ms-swift lacks.", "Choose another one (docs/swift.md)."),
         (trainer.loss_type != loss, f"{name} with loss_type {trainer.loss_type}.", f"Write --loss_type {loss}."),
         (not clipped, f"{name} clips at {low:g} and {high:g}.", f"Write --epsilon {low:g} --epsilon_high {high:g}."),
         (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Leave it out."),

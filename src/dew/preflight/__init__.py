@@ -63,13 +63,9 @@ def guarded(name: str, check: Callable[..., Check | list[Check]], *args: Any) ->
 
 
 def preflight(
-    run: Run,
-    typed: Mapping[str, str] | None = None,
-    *,
-    answers: int = 128,
-    untrusted: bool = False,
+    run: Run, typed: Mapping[str, str] | None = None, *, answers: int = 128, untrusted: bool = False,
     say: Callable[[str], None] = print,
-) -> list[Check]:
+) -> list[Check]:  # fmt: skip
     """`answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py."""
     if run.engine == "verl":
         from dew.preflight.verl import check_run as check_verl

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dew.compare.scores import call_as_trl
 from dew.compare.statistics import mean_interval
 from dew.engines.credit import give_credit
 from dew.engines.recorder import gold_of
@@ -23,7 +24,7 @@ from dew.errors import DewError
 from dew.preflight import EMPTY_REMEDY, Check, attempt, from_problem, graded, guarded, ok, passed, skipped, warning
 from dew.preflight.machine import check_folder, check_model, check_versions
 from dew.rewards import Verifier
-from dew.rewards.calls import call_reward, reward_name
+from dew.rewards.calls import reward_name
 from dew.rewards.verifiers import text_of
 from dew.run.config import Run
 from dew.tasks import Row
@@ -79,13 +80,9 @@ def correct_answers(row: Row) -> list[str]:
     return answers
 
 
-def score(reward: Any, texts: Sequence[str], rows: Sequence[Row], data: Data) -> np.ndarray:
+def score(reward: Any, texts: Sequence[str], rows: Sequence[Row]) -> np.ndarray:
     """One reward per text, called as the trainer calls it, NaN for None; `texts[i]` answers the problem `rows[i]`."""
-    columns = {key: [row.get(key) for row in rows] for key in data.rows[0] if key not in ("prompt", "completion")}
-    chat = isinstance(data.rows[0]["prompt"], list)
-    completions = [[{"role": "assistant", "content": text}] if chat else text for text in texts]
-    given = {"prompts": [row["prompt"] for row in rows], "completion_ids": [[] for _ in texts], **columns}
-    return np.array(call_reward(reward_name(reward), reward, completions, **given), dtype=float)
+    return np.array(call_as_trl(reward, texts, [[] for _ in texts], rows), dtype=float)
 
 
 def check_golds(data: Data, outcome: int, threshold: float) -> Check:
@@ -101,7 +98,7 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     for turn in range(max(map(len, tries))):  # the formats in turn, until one is accepted
         asked = [i for i in rejected if turn < len(tries[i])]
         if asked:
-            values = score(reward, [tries[i][turn] for i in asked], [data.rows[i] for i in asked], data)
+            values = score(reward, [tries[i][turn] for i in asked], [data.rows[i] for i in asked])
             accepted = {i for i, value in zip(asked, values, strict=True) if value > threshold}
             rejected = [i for i in rejected if i not in accepted]
     facts = {"rows": n, "correct": given - len(rejected), "not_accepted": rejected[:100]}
@@ -205,11 +202,11 @@ def check_entropy(answers: Answers) -> Check:
 def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
     """A reward on correct answers, each in the format that scores highest, and on empty answers."""
     rows = data.rows[:PROBED]
-    empty = score(reward, [""] * len(rows), rows, data)
+    empty = score(reward, [""] * len(rows), rows)
     best = np.full(len(rows), np.nan)
     tries = [(i, text) for i, row in enumerate(rows) for text in correct_answers(row)]
     if tries:
-        values = score(reward, [text for _, text in tries], [rows[i] for i, _ in tries], data)
+        values = score(reward, [text for _, text in tries], [rows[i] for i, _ in tries])
         np.fmax.at(best, [i for i, _ in tries], values)
     return best, empty
 

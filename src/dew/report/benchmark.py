@@ -1,28 +1,26 @@
-"""The benchmark of credit rules on language models: its settings, its stages and its committed runs.
+"""The benchmark of credit rules on language models: its settings, its committed runs, and the comparison with DAPO and
+with placebos as a table and a forest plot. `dew lab --benchmark` adds the rows of your own rules.
 
 docs/benchmark.md is the plan. A stage trains some arms on some tasks: the runs of a stage on a task are a study of the
 lab. DATA/STAGE-TASK/001.jsonl.gz, 002 and so on hold the files of their run folders, but no adapters and token records.
+scripts/benchmark.py runs the stages and writes the page of the results.
 """
 
 import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
-from dew.algorithms import DAPO
-from dew.compare import Result
-from dew.compare.results import run_folders
+from dew.compare import Difference, Result, corrected, paired
+from dew.compare.statistics import SIGNIFICANT
+from dew.compare.verdicts import markdown_table, signed
 from dew.engines.lab import load_study, study
 from dew.engines.lab.arms import parse_arms
-from dew.errors import ConfigError, Problem
-from dew.files import write_atomically
-from dew.rollouts import Rollouts
 
 # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -31,19 +29,9 @@ ARMS = (
     BASELINE, "grpo", "dr_grpo", "gspo", "cispo", "sapo", "gtpo", "grpo_s", "dew", "forking_tokens",
     "entropy_advantage", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
 )  # fmt: skip
-FINALISTS = (BASELINE, "grpo", "dew", "gtpo", "grpo_s")
-"""With the best OTHERS of stage 2."""
-OTHERS = 3
-CONTROLLED = ("dew", "gtpo")
-"""Rules whose control and placebo are trained in stage 2; in stage 3, those of all finalists are."""
 IN_THE_LOSS = {arm: f"{arm}(placebo=True)" for arm in ("entropy_advantage", "kl_cov")}
 """Rules that weight tokens in their loss, where placebos do not reach: theirs are not trained, so they cannot win."""
-RANDOM = "random_rewards"
 RATES = (2e-5, 4e-5, 8e-5)
-BEYOND = {2e-5: 1e-5, 8e-5: 1.6e-4}
-"""The rate that is added if this one is the best."""
-STANDSTILL = 1e-12
-"""A learning rate at which the policy stays what it was at the start."""
 MARGIN = 0.01
 INTERIM = (12, 0.005)
 """Seeds of the interim look of stage 3 on task A, and the alpha it spends."""
@@ -92,26 +80,6 @@ STAGES = {
 """In order. `start` measures the accuracy before training, with three evaluations of a policy that stands still."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RandomRewards(DAPO):
-    """DAPO with coins for rewards: what training gains without a verifier. Metrics and evaluations are the task's."""
-
-    name = RANDOM
-    needs_logp = True
-
-    def signal(self, rollouts: Rollouts) -> torch.Tensor:
-        return super().signal(self._tossed(rollouts))
-
-    def advantages(self, rollouts: Rollouts) -> torch.Tensor:
-        return super().advantages(self._tossed(rollouts))
-
-    def _tossed(self, rollouts: Rollouts) -> Rollouts:
-        """A coin for each answer: the parity of a late digit of its log-probability."""
-        assert rollouts.logp is not None
-        digits = torch.where(rollouts.mask, rollouts.logp, 0).double().sum(-1).mul(1e4).floor()
-        return replace(rollouts, reward=(digits % 2).to(rollouts.reward.dtype))
-
-
 def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: Any) -> list[Result]:
     """Train arms on a task with the settings of a stage, or with other arguments of `study`."""
     from dew.engines.lab.lora import LoraSettings
@@ -125,7 +93,6 @@ def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: A
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 COMMITTED = Path(__file__).parents[3] / "docs" / "results" / "benchmark"
-FILES = ("run.json", "metrics.jsonl", "scores.json")
 Runs = Mapping[str, Sequence[Result]]
 """The finished runs of each STAGE-TASK."""
 
@@ -134,7 +101,7 @@ def read(data: Path, work: Path) -> Runs:
     """All runs of the archives in `data`, which are unpacked into `work` unless they are there."""
     for archive in sorted(data.glob("*/*.jsonl.gz"), reverse=True):  # the newest grid.json is the one that counts
         root = (work / archive.parent.name).resolve()
-        for name, text in _files(archive).items():
+        for name, text in archived(archive).items():
             path = (root / name).resolve()
             if path.is_relative_to(root) and not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -143,23 +110,8 @@ def read(data: Path, work: Path) -> Runs:
     return {job: load_study(work / job) for job in jobs if (work / job / "grid.json").exists()}
 
 
-def pack(work: Path, data: Path) -> list[Path]:
-    """Write an archive of the finished runs of each study in `work` that are in none yet."""
-    written = []
-    for folder in sorted(path.parent for path in work.glob("*/grid.json")):
-        old = sorted((data / folder.name).glob("*.jsonl.gz"))
-        packed = {name for archive in old for name in _files(archive)}
-        homes = [home.relative_to(folder) for home in run_folders(folder)]
-        names = [str(home / name) for home in homes if str(home / FILES[0]) not in packed for name in FILES]
-        if names:
-            path = data / folder.name / f"{len(old) + 1:03}.jsonl.gz"
-            lines = [json.dumps({"file": x, "text": (folder / x).read_text()}) + "\n" for x in ["grid.json", *names]]
-            write_atomically(path, gzip.compress("".join(lines).encode(), mtime=0))
-            written.append(path)
-    return written
-
-
-def _files(archive: Path) -> dict[str, str]:
+def archived(archive: Path) -> dict[str, str]:
+    """The texts of the files in an archive, by their names."""
     lines = gzip.decompress(archive.read_bytes()).splitlines()
     return {entry["file"]: entry["text"] for entry in map(json.loads, lines)}
 
@@ -171,35 +123,6 @@ def companions(arm: str) -> tuple[str | None, str | None]:
     return found.control, found.placebo
 
 
-def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
-    """The arms of a stage and their learning rates, which follow from the stages before."""
-    if stage == "start":
-        return [(BASELINE, STANDSTILL)]
-    if stage == "replication":
-        return [(arm, 4e-5) for arm in (BASELINE, "dew", str(companions("dew")[1]))]
-    if stage == "stage1":
-        best = {arm: max(RATES, key=of.__getitem__) for arm, of in staying(runs).items()}
-        return [(x, rate) for x in ARMS for rate in (*RATES, *(BEYOND[y] for y in [best.get(x)] if y in BEYOND))]
-    rates = chosen_rates(runs)
-    arms = list(rates) if stage == "stage2" else finalists(runs)
-    weighted = [arm for arm in arms if stage == "stage3" or arm in CONTROLLED]
-    found = {arm: rates[arm] for arm in arms}
-    found |= {other: rates[arm] for arm in weighted for other in companions(arm) if other}
-    return list((found | ({RANDOM: rates[BASELINE]} if task in STAGES[stage].random else {})).items())
-
-
-def texts(points: Iterable[tuple[str, float]]) -> list[str]:
-    """As `study` takes them."""
-    return [f"{f'{__name__}:RandomRewards' if arm == RANDOM else arm}@{rate:g}" for arm, rate in points]
-
-
-def missing(stage: str, task: str, runs: Runs) -> list[tuple[str, float, int]]:
-    """Arm, learning rate and seed of the runs that are not finished."""
-    have, of = {(r.arm, r.learning_rate, r.seed) for r in runs.get(f"{stage}-{task}", ())}, STAGES[stage]
-    every, seeds = points(stage, task, runs), range(of.first_seed, of.first_seed + of.seeds[task])
-    return [x for seed in seeds for point in every if (x := (*point, seed)) not in have]
-
-
 def rate_means(runs: Sequence[Result]) -> dict[str, dict[float, float]]:
     """Mean pass@1 of each arm at each learning rate with all seeds of stage 1."""
     of: dict[str, dict[float, list[float]]] = {}
@@ -209,44 +132,144 @@ def rate_means(runs: Sequence[Result]) -> dict[str, dict[float, float]]:
     return {arm: {x: fmean(y) for x, y in sorted(at.items()) if len(y) >= seeds} for arm, at in of.items()}
 
 
-def chosen_rates(runs: Runs) -> dict[str, float]:
-    """The best learning rate of each rule that stays, by stage 1."""
-    for stage in ("start", "stage1"):
-        if n := len(missing(stage, "A-train", runs)):
-            what = f"The learning rates are not known yet: {stage} on A-train lacks {n} runs."
-            raise ConfigError(Problem(what, remedy=f"Run: python scripts/benchmark.py run {stage}"))
-    return {arm: max(of, key=of.__getitem__) for arm, of in staying(runs).items()}
-
-
-def staying(runs: Runs) -> dict[str, dict[float, float]]:
-    """The means of the rules that are not worse than the start at all RATES."""
-    found = rate_means(runs.get("stage1-A-train", ()))
-    start = start_of("A-train", runs) if runs.get("start-A-train") else 0.0
-    done = {arm: of for arm, of in found.items() if of.keys() >= set(RATES)}
-    return {arm: of for arm, of in done.items() if arm == BASELINE or max(of[rate] for rate in RATES) >= start}
-
-
-def start_of(task: str, runs: Runs) -> float:
-    return fmean(r.scores["pass@1"] for r in runs[f"start-{task}"])
-
-
-def finalists(runs: Runs) -> list[str]:
-    """FINALISTS, and the OTHERS with the best mean rank of pass@1 in stage 2."""
-    tasks = STAGES["stage2"].seeds
-    if n := sum(len(missing("stage2", task, runs)) for task in tasks):
-        what = f"The finalists are not known yet: stage2 lacks {n} runs."
-        raise ConfigError(Problem(what, remedy="Run: python scripts/benchmark.py run stage2"))
-    ranks: dict[str, list[int]] = {}
-    for task in tasks:
-        means = {arm: fmean(r.scores["pass@1"] for r in of) for arm, of in by_arm(runs[f"stage2-{task}"]).items()}
-        for place, arm in enumerate(sorted(filter(ARMS.__contains__, means), key=lambda x: -means[x])):
-            ranks.setdefault(arm, []).append(place)
-    others = sorted((arm for arm in ranks if arm not in FINALISTS), key=lambda arm: fmean(ranks[arm]))
-    return [*(arm for arm in FINALISTS if arm in ranks), *others[:OTHERS]]
-
-
 def by_arm(runs: Iterable[Result]) -> dict[str, list[Result]]:
     found: dict[str, list[Result]] = {}
     for r in runs:
         found.setdefault(r.arm, []).append(r)
     return found
+
+
+# ── comparisons ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Row:
+    """An arm on a task."""
+
+    arm: str
+    runs: Sequence[Result]
+    than_baseline: Mapping[str, Difference]
+    """By score."""
+    than_placebo: Difference | None = None
+    verdict: str = ""
+    """win, level, loss or open; empty for controls, placebos and random rewards."""
+
+
+def compare(
+    runs: Sequence[Result], placebos: Mapping[str, str | None], *, final: bool = False, alpha: float | None = None
+) -> list[Row]:
+    """A row for each arm, the baseline first. Holm's correction is over the rules, the keys of `placebos`, which may
+    have none. `final`: a win is possible. `alpha`: None before a look."""
+    of = by_arm(runs)
+    rules, others = ([arm for arm in of if arm != BASELINE and (arm in placebos) == wanted] for wanted in (True, False))
+
+    def differences(score: str, pairs: Mapping[str, str | None]) -> dict[str, Difference]:
+        values = {arm: {r.seed: r.scores[score] for r in x if score in r.scores} for arm, x in of.items()}
+        found = (paired(values[a], values[b], arm=a, baseline=b, score=score) for a, b in pairs.items() if b in of)
+        return {d.arm: d for d in corrected(d for d in found if d)}
+
+    placebo = differences(SCORES[0], {arm: placebos[arm] for arm in rules})
+    found = [Row(BASELINE, of[BASELINE], {})] if BASELINE in of else []
+    for family in (rules, others):
+        than = {score: differences(score, dict.fromkeys(family, BASELINE)) for score in SCORES}
+        for arm in family:
+            d = {score: than[score][arm] for score in SCORES if arm in than[score]}
+            judged = arm in placebos and bool(d)
+            word = _verdict(d[SCORES[0]], placebo.get(arm), bool(placebos[arm]), final, alpha) if judged else ""
+            found.append(Row(arm, of[arm], d, placebo.get(arm), word))
+    return found
+
+
+def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, final: bool, alpha: float | None) -> str:
+    """As the plan defines it; the first that holds."""
+    if alpha is None:
+        return "open"
+    better, other = (x is not None and x.value > 0 and x.holm < alpha for x in (d, placebo))
+    if final and better and (other or not weights_tokens):
+        return "win"
+    if d.low >= -MARGIN and d.high <= MARGIN:
+        return "level"
+    return "loss" if d.value < 0 and d.holm < alpha else "open"
+
+
+def alpha_of(stage: str, task: str, seeds: int) -> float | None:
+    """Of a look after this many seeds; None if none is planned."""
+    whole, (interim, spent) = STAGES[stage].seeds[task], INTERIM
+    looks = {whole: SIGNIFICANT - spent, interim: spent} if (stage, task) == ("stage3", "A") else {whole: SIGNIFICANT}
+    return next((alpha for least, alpha in looks.items() if seeds >= least), None)
+
+
+def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
+    """Of stage 2 or 3."""
+    found = runs.get(f"{stage}-{task}", ())
+    placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in by_arm(found) if arm in ARMS}
+    seeds = min((len(of) for of in by_arm(found).values()), default=0)
+    return compare(found, placebos, final=stage == "stage3", alpha=alpha_of(stage, task, seeds))
+
+
+# ── table and plot ──────────────────────────────────────────────────────────────────────────────────────────
+
+ABOUT = f"""Rules in the order of the plan, controls, placebos and random rewards below them. pass@1 is the mean of the
+last evaluations. Differences are paired by seed, with 95% intervals of Student's t; p is Holm's, over the rules of the
+task. Verdicts are the plan's; where two hold, the first of win, level (within ±{MARGIN}), loss counts. Entropy in
+nats, length in tokens, cut off and KL from the start per token are means over the last sixth of training."""
+HEAD = (
+    "rule", "rate", "seeds", "pass@1", "− DAPO", "p", "− placebo", "p", "area − DAPO", "pass@4 − DAPO", "entropy",
+    "length", "cut off", "KL", "verdict",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = []
+    for row in rows:
+        first, *others = (row.than_baseline.get(score) for score in SCORES)
+        means = {x: fmean(values) for x in row.runs[0].scores if (values := [r.scores.get(x, 0) for r in row.runs])}
+        shown = {"pass@1": ".3f", "entropy": ".3f", "length": ".0f", "truncated": ".3f", "kl": ".4f"}
+        score = {name: f"{means[name]:{how}}" if name in means else "" for name, how in shown.items()}
+        cells = [row.arm, f"{row.runs[0].learning_rate:g}", str(len(row.runs)), score["pass@1"]]
+        for d in (first, row.than_placebo):
+            p = f"{d.holm:.3f}" if d and d.holm >= 0.0005 else "<0.001"
+            cells += [signed(d) if d else "", p if d and row.verdict else ""]
+        cells += [signed(d) if d else "" for d in others]
+        lines.append([*cells, *(score[name] for name in list(shown)[1:]), row.verdict])
+    return markdown_table(HEAD, lines)
+
+
+STYLE = """text { fill: #222 } .back { fill: #fff } .band { fill: #eee } .axis { stroke: #888 }
+g { color: #2864dc; stroke: currentcolor; fill: currentcolor } .win { color: #188038 } .loss { color: #c5221f }
+.plain { color: #888 }
+@media (prefers-color-scheme: dark) { text { fill: #ddd } .back { fill: #16181c } .band { fill: #2a2d33 }
+g { color: #8ab4f8 } .win { color: #81c995 } .loss { color: #f28b82 } .plain { color: #888 } }"""
+
+
+def forest(tasks: Mapping[str, Sequence[Row]]) -> str:
+    """An SVG of the differences from the baseline in pass@1: a line for each arm, a panel for each task."""
+    arms = list(dict.fromkeys(row.arm for rows in tasks.values() for row in rows if row.than_baseline))
+    shown = [row.than_baseline[SCORES[0]] for rows in tasks.values() for row in rows if row.than_baseline]
+    most = min(max([2 * MARGIN, *(abs(x) for d in shown for x in (d.low, d.high))]), 0.2)
+    left, width, top, line = 14 + 7 * max(map(len, arms), default=0), 240, 60, 20
+    below, total = top + line * len(arms), left + width * len(tasks) + 16
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {below + 34}" width="{total}" '
+        f'font-family="sans-serif" font-size="12"><style>{STYLE}</style>',
+        '<rect class="back" width="100%" height="100%"/>',
+        '<text x="12" y="22" font-size="14">pass@1 − DAPO, 95% intervals over seeds</text>',
+        *(f'<text x="12" y="{top + line * i + 14}">{escape(arm)}</text>' for i, arm in enumerate(arms)),
+    ]
+    for column, (title, rows) in enumerate(tasks.items()):
+        zero, scale = left + width * (column + 0.5), (width / 2 - 14) / most
+        parts += [
+            f'<text x="{zero}" y="46" text-anchor="middle">{title}</text>',
+            f'<rect class="band" x="{zero - MARGIN * scale:.1f}" y="{top}" width="{2 * MARGIN * scale:.1f}" '
+            f'height="{below - top}"/><line class="axis" x1="{zero}" x2="{zero}" y1="{top}" y2="{below}"/>',
+            *(f'<text x="{zero + x * scale:.1f}" y="{below + 18}" text-anchor="middle">{x:+.3f}</text>'
+              for x in (-most, 0, most)),
+        ]  # fmt: skip
+        for row in (row for row in rows if row.than_baseline):
+            d, y = row.than_baseline[SCORES[0]], top + line * arms.index(row.arm) + 10
+            x, low, high = (zero + max(-most, min(most, v)) * scale for v in (d.value, d.low, d.high))
+            parts.append(
+                f'<g class="{row.verdict or "plain"}" stroke-width="2"><line x1="{low:.1f}" x2="{high:.1f}" '
+                f'y1="{y}" y2="{y}"/><circle cx="{x:.1f}" cy="{y}" r="4"/></g>'
+            )
+    return "\n".join([*parts, "</svg>"]) + "\n"

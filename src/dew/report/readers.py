@@ -8,15 +8,7 @@ from typing import Any
 from dew.errors import ConfigError, Problem, RecordError
 from dew.files import read_whole, stay_inside
 from dew.run.folder import RunFolder
-from dew.run.records import (
-    MAX_FILE,
-    GroupRecord,
-    Json,
-    SchemaError,
-    read_records,
-    sample_records,
-    try_json,
-)
+from dew.run.records import MAX_FILE, GroupRecord, Json, SchemaError, read_records, sample_records, try_json
 
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""

@@ -66,16 +66,9 @@ def can_redraw(dataset: Any) -> bool:
 
 
 def fill_batch(
-    sample: Callable[[list[int]], Batch],
-    algorithm: Algorithm,
-    stream: PromptStream,
-    accelerator: Any,
-    *,
-    quota: int,
-    size: int,
-    whole_groups: bool = False,
-    fills: dict[str, float],
-) -> Batch:
+    sample: Callable[[list[int]], Batch], algorithm: Algorithm, stream: PromptStream, accelerator: Any, *, quota: int,
+    size: int, whole_groups: bool = False, fills: dict[str, float],
+) -> Batch:  # fmt: skip
     """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal.
 
     After `max_rounds`, masked groups, which train nothing, take the places of missing ones. With `whole_groups` no

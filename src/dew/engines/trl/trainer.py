@@ -19,21 +19,12 @@ from trl import GRPOTrainer
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, give_credit
 from dew.engines.recorder import Numbers, due
-from dew.engines.trl import checkpoints, metrics
+from dew.engines.trl import checkpoints, metrics, rollout
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig, not_installed
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
-from dew.engines.trl.rollout import (
-    CapturedSampling,
-    PromptStream,
-    can_redraw,
-    dropout_off,
-    fill_batch,
-    prompt_stream,
-    without_empty,
-)
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 from dew.run.config import find_model
@@ -59,15 +50,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
-        self,
-        model: Any,
-        reward_funcs: Any = None,
-        args: DewConfig | None = None,
-        train_dataset: Any = None,
-        *others: Any,
-        guide: Guide | None = None,
-        **settings: Any,
-    ) -> None:
+        self, model: Any, reward_funcs: Any = None, args: DewConfig | None = None, train_dataset: Any = None,
+        *others: Any, guide: Guide | None = None, **settings: Any,
+    ) -> None:  # fmt: skip
         check_not_unsloth()
         metrics.show_logs()
         if isinstance(model, str):
@@ -81,7 +66,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
-        if args.unnamed and train_dataset is not None and not can_redraw(train_dataset):
+        if args.unnamed and train_dataset is not None and not rollout.can_redraw(train_dataset):
             args.algorithm_kwargs = {**algorithm_settings(args.algorithm_kwargs), "dynamic_sampling": False}
         self.algorithm = args.build_algorithm()
         if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
@@ -96,15 +81,15 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
         if self.rollout_func is not None:
-            self.rollout_func = without_empty(self.rollout_func, self.eos_token_ids[0])
+            self.rollout_func = rollout.without_empty(self.rollout_func, self.eos_token_ids[0])
         self.outcome_index = outcome_index(self.reward_func_names, args)
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
 
         self._capture = Capture()
-        self._captured_sampling = CapturedSampling(self)
+        self._captured_sampling = rollout.CapturedSampling(self)
         self._head = Head(self)
-        self._stream = prompt_stream(self)
+        self._stream = rollout.prompt_stream(self)
         guided = guide is not None or args.guide is not None
         self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
         self._waiting: list[dict[str, Any]] = []
@@ -247,7 +232,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self._record_due:
             self._recorder.record(batch, credit, self)
 
-    def _sample_until_full(self, stream: PromptStream) -> Batch:
+    def _sample_until_full(self, stream: rollout.PromptStream) -> Batch:
         """Dynamic sampling: the prompts come from the stream instead of TRL's data loader."""
         size, pad, accelerator = self.num_generations, self._tokenizer.pad_token_id, self.accelerator
 
@@ -259,7 +244,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         fills = {"prompt_ids": pad, "completion_ids": pad, "tool_mask": 1, "importance_sampling_ratio": 1}
         quota, whole = self.args.generation_batch_size // size, self._guide is not None
         settings = {"quota": quota, "size": size, "whole_groups": whole, "fills": fills}
-        return fill_batch(sample, self.algorithm, stream, accelerator, **settings)
+        return rollout.fill_batch(sample, self.algorithm, stream, accelerator, **settings)
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
         """Generate and score one answer to each row, without training; a prompt has as many rows as its group."""
@@ -277,7 +262,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch if self._guide is None else self._guide.mark(batch)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        with self._recorder.phase("generation"), dropout_off(self.model):
+        with self._recorder.phase("generation"), rollout.dropout_off(self.model):
             trl = super()._generate
             generated = trl(prompts) if self._guide is None else self._guide.generate(prompts, trl)
         check_generated(generated)
@@ -308,7 +293,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> tuple[Any, Any, Any]:
         """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
         trl, scoring = super()._get_per_token_logps_and_entropies, not torch.is_grad_enabled()
-        with dropout_off(model) if scoring else nullcontext():
+        with rollout.dropout_off(model) if scoring else nullcontext():
             scores, aux = self._head(trl, model, ids, mask, keep, batch_size, **kwargs)
         if scoring or self.algorithm.engine_loss:
             self._capture.passes.append(scores)

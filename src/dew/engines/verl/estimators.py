@@ -20,7 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import SIGNALS, Part
-from dew.engines.credit import Credit, Rows, give_credit, outcomes
+from dew.engines.credit import Credit, Rows, Signals, give_credit, outcomes
 from dew.engines.verl.config import DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
 
@@ -88,18 +88,13 @@ class CreditedBatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchContext:
-    """What dew knows about the rows of a batch, in the batch's order, in addition to what verl passes."""
+class BatchContext(Signals):
+    """What dew knows about the rows of a batch, in the batch's order, in addition to what verl passes.
+
+    Signals are those of the old policy; for the loss, the entropy is that of the policy being trained.
+    """
 
     algorithm: Algorithm
-    entropy: Tensor | None = None
-    """(B, T) of the old policy, at the sampling temperature; for the loss, of the policy being trained."""
-    logp: Tensor | None = None
-    """(B, T) verl's old log-probabilities."""
-    sum_sq: Tensor | None = None
-    """(B, T) Σ_v π(v)² of the old policy, where the algorithm needs it."""
-    tokens: Tensor | None = None
-    """(B, T) token ids, where the algorithm needs them."""
     penalty: Tensor | None = None
     """(B, T) for the loss: the algorithm's penalty on each token."""
     keys: Sequence[str] | None = None
