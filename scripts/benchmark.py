@@ -7,15 +7,16 @@
 `run` trains the next runs of a stage for about that long, and adds them to --data as an archive. Re-run the same
 command until nothing is missing. A stack that was interrupted continues if --work is still there. Once you have seen
 how many runs fit into the time, --runs-at-once saves measuring larger stacks.
-Stages: start, replication, stage1, stage2, stage3; the later ones follow from the earlier ones' results. Data sets are
-those of `dew train` (DEW_DATA). --model is for tasks with the same model; its folder should have the model's name.
+Stages: start, replication, stage1, screen, stage2, stage3; the later ones follow from the earlier ones' results. Data
+sets are those of `dew train` (DEW_DATA). --model is for tasks with the same model; its folder should have the model's
+name.
 """
 
 import argparse
 import gzip
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import chdir
 from datetime import datetime
 from functools import partial
@@ -24,6 +25,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
+from dew.compare import Difference, Result, corrected, paired
 from dew.compare.results import run_folders
 from dew.compare.statistics import Interval
 from dew.compare.verdicts import markdown_table, signed
@@ -42,6 +44,9 @@ OTHERS = 3
 CONTROLLED = ("dew", "gtpo")
 """Rules whose control and placebo are trained in stage 2; in stage 3, those of all finalists are."""
 RANDOM = "random_rewards"
+SCREEN_RATES = b.RATES[1:]
+SCREENED = 2
+"""So many candidates, the best of the screening, join stage 3."""
 BEYOND = {2e-5: 1e-5, 8e-5: 1.6e-4}
 """The rate that is added if this one is the best."""
 STANDSTILL = 1e-12
@@ -78,7 +83,11 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
     if stage == "stage1":
         best = {arm: max(b.RATES, key=of.__getitem__) for arm, of in staying(runs).items()}
         return [(x, rate) for x in b.ARMS for rate in (*b.RATES, *(BEYOND[y] for y in [best.get(x)] if y in BEYOND))]
-    rates = chosen_rates(runs)
+    if stage == "screen":
+        every = [(arm, rate) for arm in (b.BASELINE, *b.CANDIDATES) for rate in SCREEN_RATES]
+        best = {} if _unscreened(runs) else screened(runs)
+        return every + [(x, rate) for arm in best if (x := b.companions(arm)[1]) for rate in SCREEN_RATES]
+    rates = chosen_rates(runs) | (screened(runs) if stage == "stage3" else {})
     arms = list(rates) if stage == "stage2" else finalists(runs)
     weighted = [arm for arm in arms if stage == "stage3" or arm in CONTROLLED]
     found = {arm: rates[arm] for arm in arms}
@@ -119,8 +128,35 @@ def start_of(task: str, runs: Runs) -> float:
     return fmean(r.scores["pass@1"] for r in runs[f"start-{task}"])
 
 
+def by_seed(runs: Sequence[Result], score: str) -> dict[int, float]:
+    """The mean score of an arm over SCREEN_RATES, of the seeds that have both."""
+    of: dict[int, list[float]] = {}
+    for r in runs:
+        of.setdefault(r.seed, []).append(r.scores[score])
+    return {seed: fmean(x) for seed, x in of.items() if len(x) == len(SCREEN_RATES)}
+
+
+def _unscreened(runs: Runs) -> list[str]:
+    of, seeds = b.by_arm(runs.get("screen-A-train", ())), b.STAGES["screen"].seeds["A-train"]
+    return [arm for arm in (b.BASELINE, *b.CANDIDATES) if len(by_seed(of.get(arm, ()), "pass@1")) < seeds]
+
+
+def screened(runs: Runs) -> dict[str, float]:
+    """The SCREENED best candidates, by mean pass@1 over seeds and rates, and the better rate of each."""
+    if left := _unscreened(runs):
+        what = f"The candidates are not screened yet: {', '.join(left)}."
+        raise ConfigError(Problem(what, remedy="Run: python scripts/benchmark.py run screen"))
+    of = b.by_arm(runs["screen-A-train"])
+    means = {arm: fmean(by_seed(of[arm], "pass@1").values()) for arm in b.CANDIDATES}
+
+    def rate(arm: str) -> float:
+        return max(SCREEN_RATES, key=lambda x: fmean(r.scores["pass@1"] for r in of[arm] if r.learning_rate == x))
+
+    return {arm: rate(arm) for arm in sorted(means, key=lambda arm: -means[arm])[:SCREENED]}
+
+
 def finalists(runs: Runs) -> list[str]:
-    """FINALISTS, and the OTHERS with the best mean rank of pass@1 in stage 2."""
+    """FINALISTS, the OTHERS with the best mean rank of pass@1 in stage 2, and the best candidates."""
     tasks = b.STAGES["stage2"].seeds
     if n := sum(len(missing("stage2", task, runs)) for task in tasks):
         what = f"The finalists are not known yet: stage2 lacks {n} runs."
@@ -131,7 +167,7 @@ def finalists(runs: Runs) -> list[str]:
         for place, arm in enumerate(sorted(filter(b.ARMS.__contains__, means), key=lambda x: -means[x])):
             ranks.setdefault(arm, []).append(place)
     others = sorted((arm for arm in ranks if arm not in FINALISTS), key=lambda arm: fmean(ranks[arm]))
-    return [*(arm for arm in FINALISTS if arm in ranks), *others[:OTHERS]]
+    return [*(arm for arm in FINALISTS if arm in ranks), *others[:OTHERS], *screened(runs)]
 
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -219,6 +255,8 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
         parts += ["## Replication", both]
     if stage1 := b.rate_means(runs.get("stage1-A-train", ())):
         parts += ["## Stage 1: the learning rate of each rule", _rates(stage1, runs)]
+    if screen := _screening(runs.get("screen-A-train", ())):
+        parts += ["## Screening of further candidates", screen]
     for stage in ("stage2", "stage3"):
         rows = {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
         if rows:
@@ -269,6 +307,28 @@ def _rates(means: Mapping[str, Mapping[float, float]], runs: Runs) -> str:
         lines.append([arm, *(cells.get(rate, "") for rate in every)])
     start = f"At the start: {start_of('A-train', runs):.3f}." if runs.get("start-A-train") else ""
     return markdown_table(["pass@1", *(f"{rate:g}" for rate in every)], lines) + f"\n{start}"
+
+
+def _screening(runs: Sequence[Result]) -> str:
+    """Candidates against DAPO and their placebos: a seed's value is its mean over the learning rates."""
+    of = b.by_arm(runs)
+
+    def differences(score: str, pairs: Mapping[str, str | None]) -> dict[str, Difference]:
+        values = {arm: by_seed(x, score) for arm, x in of.items()}
+        found = (paired(values[x], values[y], arm=x, baseline=y, score=score) for x, y in pairs.items() if y in of)
+        return {d.arm: d for d in corrected(d for d in found if d)}
+
+    candidates = [arm for arm in b.CANDIDATES if arm in of]
+    than = [differences(score, dict.fromkeys(candidates, b.BASELINE)) for score in b.SCORES]
+    placebo = differences(b.SCORES[0], {arm: b.companions(arm)[1] for arm in candidates})
+    lines = []
+    for arm, d in than[0].items():
+        others = [signed(x[arm]) for x in than[1:]]
+        lines.append(
+            [arm, str(d.pairs), signed(d), f"{d.holm:.3f}", *others, *map(signed, filter(None, [placebo.get(arm)]))]
+        )
+    head = ("candidate", "seeds", "pass@1 − DAPO", "p", "area − DAPO", "pass@4 − DAPO", "pass@1 − placebo")
+    return markdown_table(head, [[*line, *[""] * (len(head) - len(line))] for line in lines]) if lines else ""
 
 
 def main() -> None:

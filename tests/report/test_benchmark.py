@@ -29,6 +29,7 @@ GAINS = {
     # stage 3: dew beats DAPO and its placebo, gtpo DAPO alone; grpo is level, grpo_s worse
     "dew": 0.05, "dew(placebo=True)": 0.01, "gtpo": 0.05, "gtpo(placebo=True)": 0.05, "grpo": 0.001, "grpo_s": -0.05,
     "kl_cov": 0.02, "sapo": 0.004, "maxrl": 0.03, "qae": -0.02,
+    "dew(compare=context)": 0.02, "dew(compare=context,placebo=True)": -0.01, "fipo": 0.03, "stare": -0.01,
 }  # fmt: skip
 
 
@@ -36,8 +37,9 @@ GAINS = {
 def small(monkeypatch):
     """Fewer rules and seeds."""
     monkeypatch.setattr(b, "ARMS", ARMS)
+    monkeypatch.setattr(b, "CANDIDATES", ("dew(compare=context)", "fipo", "stare"))
     seeds = {"start": {"A-train": 1}, "replication": {"A": 5}, "stage1": {"A-train": 2}, "stage2": {"A": 5}}
-    seeds["stage3"] = {"A": 14}
+    seeds |= {"screen": {"A-train": 5}, "stage3": {"A": 14}}
     monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
 
 
@@ -87,13 +89,22 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
     assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
-    assert script.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", "maxrl", "kl_cov", "sapo"]
+    with pytest.raises(ConfigError, match="not screened yet: dapo, dew"):
+        script.finalists(runs)
+    for _ in range(2):  # the candidates, then the placebo of the best that has one
+        runs = plant(tmp_path, "screen", "A-train", lambda arm, rate: gain(arm, rate) + 100 * rate * (arm == "fipo"))
+    placebo = b.companions("dew(compare=context)")[1]
+    assert {r.arm for r in runs["screen-A-train"]} == {"dapo", *b.CANDIDATES, placebo}
+    assert script.screened(runs) == {"fipo": 8e-5, "dew(compare=context)": pytest.approx(6e-5, abs=2.1e-5)}
+    others = ["maxrl", "kl_cov", "sapo", "fipo", "dew(compare=context)"]
+    assert script.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", *others]
     runs = plant(tmp_path, "stage3", "A", gain)
     rows = {row.arm: row for row in b.stage_rows("stage3", "A", runs)}
     words = {arm: row.verdict for arm, row in rows.items() if row.verdict}
     assert words == {
         "dew": "win", "gtpo": "open", "grpo": "level", "grpo_s": "loss", "maxrl": "win",
-        "kl_cov": "open",  # it weights tokens in its loss and has no placebo
+        "kl_cov": "open", "fipo": "open",  # they weight tokens in their losses and have no placebo
+        "dew(compare=context)": "win",
         "sapo": "win",  # its interval is within ±0.01 too, but a win comes first
     }  # fmt: skip
     assert rows["dew"].than_baseline["pass@1"].value == pytest.approx(0.05, abs=0.005)
@@ -104,6 +115,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert re.search(r"\| dew \| 0\.00016 \| 14 \| 0\.3\d\d \| \+0\.0.* \| win \|", text)
     assert "| stage3 | A: GSM8K | m |" in text and "| 3 | H200 |" in text and "seeds for a power of 80%" in text
     assert "prototype's, -0.001 [-0.010, +0.008], agrees" in text
+    assert re.search(r"\| fipo \| 5 \| \+0\.0.*\n\| stare \| 5 \| -0\.0", text)  # the screening
     assert re.search(r"\n\| dew (\| 0\.\d{3} ){3}\| \*\*0\.\d{3}\*\* \|\n", text)  # the best of four rates
     assert set(images) == {"benchmark-stage2.svg", "benchmark-stage3.svg"}
     assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}circle")) == len(rows) - 1
@@ -112,7 +124,8 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
 def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
     weighting = {arm for arm in b.ARMS if b.companions(arm)[1]} | b.IN_THE_LOSS.keys()
     rules = {arm: get_algorithm(arm) for arm in b.ARMS}
-    assert {arm for arm, x in rules.items() if x.penalises or x.needs_entropy == "current"} == b.IN_THE_LOSS.keys()
+    in_the_loss = {arm for arm, x in rules.items() if x.penalises or x.needs_entropy == "current"} | {"fipo"}
+    assert in_the_loss == b.IN_THE_LOSS.keys()
     assert weighting == {"gtpo", "dew", "forking_tokens", "clip_cov", "steer", "otb", *b.IN_THE_LOSS}
 
 

@@ -29,7 +29,13 @@ ARMS = (
     BASELINE, "grpo", "dr_grpo", "gspo", "cispo", "sapo", "gtpo", "grpo_s", "dew", "forking_tokens",
     "entropy_advantage", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
 )  # fmt: skip
-IN_THE_LOSS = {arm: f"{arm}(placebo=True)" for arm in ("entropy_advantage", "kl_cov")}
+CANDIDATES = (
+    "dew(compare=relative)", "dew(compare=context)", "dew(compare=matrix,value=rank)",
+    "dew(compare=matrix,value=contrast)", "dew(compare=matrix,value=divergence)", "dew(cap=2.0)",
+    "fipo", "stare", "gepo", "gmpo", "dppo",
+)  # fmt: skip
+"""Rules of the screening."""
+IN_THE_LOSS = {arm: f"{arm}(placebo=True)" for arm in ("entropy_advantage", "kl_cov", "fipo")}
 """Rules that weight tokens in their loss, where placebos do not reach: theirs are not trained, so they cannot win."""
 RATES = (2e-5, 4e-5, 8e-5)
 MARGIN = 0.01
@@ -74,6 +80,7 @@ STAGES = {
     "start": Stage(400, dict.fromkeys(TASKS, 1), {"generations": 3}),
     "replication": Stage(300, {"A": 20}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage1": Stage(0, {"A-train": 4}, {"eval_problems": 192}),
+    "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage2": Stage(100, {"A": 8, "B": 8, "C": 8}, random="AC"),
     "stage3": Stage(200, {"A": 24, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="D"),
 }
@@ -202,7 +209,8 @@ def alpha_of(stage: str, task: str, seeds: int) -> float | None:
 def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
     """Of stage 2 or 3."""
     found = runs.get(f"{stage}-{task}", ())
-    placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in by_arm(found) if arm in ARMS}
+    rules = [arm for arm in by_arm(found) if arm in (*ARMS, *CANDIDATES)]
+    placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in rules}
     seeds = min((len(of) for of in by_arm(found).values()), default=0)
     return compare(found, placebos, final=stage == "stage3", alpha=alpha_of(stage, task, seeds))
 
