@@ -62,16 +62,20 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
 
 
 def _weights_tokens(algorithm: Algorithm) -> bool:
-    """Whether tokens of the same answer get different credit, on random rollouts."""
+    """Whether tokens of the same answer get different credit, on random rollouts of high and of low entropy."""
     x = random_rollouts(8, 16)
     given = {name: x[name].flatten(0, 1)[1:4] for name in ("mask", "reward", *algorithm.signals)}
-    rollouts = Rollouts(**given)
-    try:
-        A = give_credit(replace(algorithm, max_tokens=algorithm.max_tokens or 16), rollouts).advantages
-    except DewError:  # reported when it trains
-        return False
-    highest = torch.where(rollouts.mask, A, -torch.inf).amax(-1)
-    return bool((highest - torch.where(rollouts.mask, A, torch.inf).amin(-1) > 1e-6)[rollouts.live].any())
+    mask, algorithm = given["mask"], replace(algorithm, max_tokens=algorithm.max_tokens or 16)
+    for scale in (1.0, 0.1):
+        entropy = {"entropy": scale * given["entropy"]} if "entropy" in given else {}
+        try:
+            A = give_credit(algorithm, Rollouts(**given | entropy)).advantages
+        except DewError:  # reported when it trains
+            return False
+        highest = torch.where(mask, A, -torch.inf).amax(-1)
+        if (highest - torch.where(mask, A, torch.inf).amin(-1) > 1e-6)[mask.any(-1)].any():
+            return True
+    return False
 
 
 def _check(algorithm: Algorithm, rates: Sequence[float | str]) -> list[float]:
