@@ -44,11 +44,11 @@ OTHERS = 3
 CONTROLLED = ("dew", "gtpo")
 """Rules whose control and placebo are trained in stage 2; in stage 3, those of all finalists are."""
 RANDOM = "random_rewards"
-SCREEN_RATES = b.RATES[1:]
+FIRST_RATES = SCREEN_RATES = (4e-5, 8e-5)
+THIRD = {4e-5: 2e-5, 8e-5: 1.6e-4}
+"""The third rate of stage 1, if this one is the better of the first two."""
 SCREENED = 2
 """So many candidates, the best of the screening, join stage 3."""
-BEYOND = {2e-5: 1e-5, 8e-5: 1.6e-4}
-"""The rate that is added if this one is the best."""
 STANDSTILL = 1e-12
 """A learning rate at which the policy stays what it was at the start."""
 FILES = ("run.json", "metrics.jsonl", "scores.json")
@@ -81,8 +81,10 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
     if stage == "replication":
         return [(arm, 4e-5) for arm in (b.BASELINE, "dew", str(b.companions("dew")[1]))]
     if stage == "stage1":
-        best = {arm: max(b.RATES, key=of.__getitem__) for arm, of in staying(runs).items()}
-        return [(x, rate) for x in b.ARMS for rate in (*b.RATES, *(BEYOND[y] for y in [best.get(x)] if y in BEYOND))]
+        means = b.rate_means(runs.get("stage1-A-train", ()))
+        done = {arm: of for arm, of in means.items() if of.keys() >= set(FIRST_RATES)}
+        third = {arm: THIRD[max(FIRST_RATES, key=of.__getitem__)] for arm, of in done.items()}
+        return [(arm, rate) for arm in b.ARMS for rate in (*FIRST_RATES, *([third[arm]] if arm in third else []))]
     if stage == "screen":
         every = [(arm, rate) for arm in (b.BASELINE, *b.CANDIDATES) for rate in SCREEN_RATES]
         best = {} if _unscreened(runs) else screened(runs)
@@ -117,11 +119,10 @@ def chosen_rates(runs: Runs) -> dict[str, float]:
 
 
 def staying(runs: Runs) -> dict[str, dict[float, float]]:
-    """The means of the rules that are not worse than the start at all RATES."""
+    """The means of the rules that are not worse than the start at every rate."""
     found = b.rate_means(runs.get("stage1-A-train", ()))
     start = start_of("A-train", runs) if runs.get("start-A-train") else 0.0
-    done = {arm: of for arm, of in found.items() if of.keys() >= set(b.RATES)}
-    return {arm: of for arm, of in done.items() if arm == b.BASELINE or max(of[rate] for rate in b.RATES) >= start}
+    return {arm: of for arm, of in found.items() if of and (arm == b.BASELINE or max(of.values()) >= start)}
 
 
 def start_of(task: str, runs: Runs) -> float:

@@ -81,7 +81,7 @@ STAGES = {
     "replication": Stage(300, {"A": 20}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage1": Stage(0, {"A-train": 4}, {"eval_problems": 192}),
     "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
-    "stage2": Stage(100, {"A": 8, "B": 8, "C": 8}, random="AC"),
+    "stage2": Stage(100, {"A": 8, "B": 8, "C": 8}, {"eval_problems": 192}, random="AC"),
     "stage3": Stage(200, {"A": 24, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="D"),
 }
 """In order. `start` measures the accuracy before training, with three evaluations of a policy that stands still."""
