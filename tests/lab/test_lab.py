@@ -325,13 +325,13 @@ def test_the_same_numbers_again_on_a_gpu():
     ("text", "stacked"),
     [
         ("dapo", True), ("gtpo", True), ("otb", True), ("dew(compare=context)", True),
-        ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False),
+        ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False), ("stare", False),
         ("gtpo(scope=batch)", False), ("forking_tokens", False), ("dapo(overlong=soft,overlong_buffer=4)", True),
     ],
 )  # fmt: skip
 def test_credit_of_several_runs_is_that_of_each(text, stacked):
     """In one call if the rule treats each group on its own, else in a call for each run."""
-    algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), random_rollouts(6, 10)
+    algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), random_rollouts(6, 10)[1]
     team = Team(algorithm, slice(0, 2), 6, 10)
     credit = team.credit(given, shaped=True)
     assert team.stacked == stacked and credit["signal"].tolist() == [[False, True, True, True]] * 2

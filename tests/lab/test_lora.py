@@ -290,7 +290,7 @@ def test_waiting_prompts_take_the_places_of_their_own_replica():
 
 @pytest.mark.parametrize("name", ["gtpo", "dew", "forking_tokens"])
 def test_a_placebo_keeps_the_distribution_of_the_weights(name):
-    given = random_rollouts(8, 16)
+    given = random_rollouts(8, 16)[0]
     rollouts = Rollouts(**{key: x.flatten(0, 1)[1:4] for key, x in given.items()})
     true, placebo = (give_credit(get_algorithm(name, placebo=x), rollouts).advantages for x in (False, True))
     assert torch.equal(true.sort(-1).values, placebo.sort(-1).values) and not torch.equal(true, placebo)

@@ -62,18 +62,16 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
 
 
 def _weights_tokens(algorithm: Algorithm) -> bool:
-    """Whether tokens of the same answer get different credit, on random rollouts of high and of low entropy."""
-    x = random_rollouts(8, 16)
-    given = {name: x[name].flatten(0, 1)[1:4] for name in ("mask", "reward", *algorithm.signals)}
-    mask, algorithm = given["mask"], replace(algorithm, max_tokens=algorithm.max_tokens or 16)
-    for scale in (1.0, 0.1):
-        entropy = {"entropy": scale * given["entropy"]} if "entropy" in given else {}
+    """Whether tokens of the same answer get different credit, on random rollouts."""
+    algorithm = replace(algorithm, max_tokens=algorithm.max_tokens or 16)
+    for x in random_rollouts(8, 16):
+        rollouts = Rollouts(**{name: x[name].flatten(0, 1)[1:4] for name in ("mask", "reward", *algorithm.signals)})
         try:
-            A = give_credit(algorithm, Rollouts(**given | entropy)).advantages
+            A = give_credit(algorithm, rollouts).advantages
         except DewError:  # reported when it trains
             return False
-        highest = torch.where(mask, A, -torch.inf).amax(-1)
-        if (highest - torch.where(mask, A, torch.inf).amin(-1) > 1e-6)[mask.any(-1)].any():
+        highest = torch.where(rollouts.mask, A, -torch.inf).amax(-1)
+        if (highest - torch.where(rollouts.mask, A, torch.inf).amin(-1) > 1e-6)[rollouts.live].any():
             return True
     return False
 
@@ -96,8 +94,9 @@ def _check(algorithm: Algorithm, rates: Sequence[float | str]) -> list[float]:
     return found
 
 
-def random_rollouts(G: int, T: int) -> dict[str, torch.Tensor]:
-    """Of two replicas with four groups each, the first without signal."""
+def random_rollouts(G: int, T: int) -> list[dict[str, torch.Tensor]]:
+    """Of two replicas with four groups each, the first without signal; once with high and once with low entropy,
+    because some rules weight tokens only there."""
     random = generator("rollouts", 0)
     mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
     reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
@@ -105,4 +104,5 @@ def random_rollouts(G: int, T: int) -> dict[str, torch.Tensor]:
     scale = torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1, 1)
     logp, entropy, sum_sq = torch.rand(3, 2, 4, G, T, generator=random) * scale
     tokens = torch.randint(0, 4, mask.shape, generator=random)
-    return {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "tokens": tokens}
+    found = {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "tokens": tokens}
+    return [found, found | {"entropy": entropy / 10}]

@@ -170,12 +170,14 @@ class Team:
     def __init__(self, algorithm: Algorithm, rows: slice, group_size: int, tokens: int) -> None:
         self.algorithm, self.rows = algorithm, rows
         self.vectorised: bool | None = None  # not tried yet
-        two = random_rollouts(group_size, tokens)
+        self.stacked = all(self._same_apart(two) for two in random_rollouts(group_size, tokens))
+
+    def _same_apart(self, two: dict[str, Tensor]) -> bool:
         self.stacked = True
         together = self.credit(two)
         self.stacked = False
         alone = {name: x for name, x in self.credit(two).items() if name in TRAINED}
-        self.stacked = all(torch.allclose(together[name], x, rtol=1e-4, atol=1e-5) for name, x in alone.items())
+        return all(torch.allclose(together[name], x, rtol=1e-4, atol=1e-5) for name, x in alone.items())
 
     def credit(self, given: dict[str, Tensor], *, shaped: bool = False) -> dict[str, Tensor]:
         """(r, P) signal and (r, P, G, T) fields of `Credit`, 0 in groups without signal, which do not train.
