@@ -25,6 +25,7 @@ from dew.report.serve import make_server
 from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, write_records
 from make_run import make_run, make_study
+from make_scored_runs import make_scored_runs
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the report's page")
@@ -592,6 +593,13 @@ def test_results_show_every_arm_on_one_axis(compared: Path, opened: Any) -> None
     page.tab.click(f"{row} h3 a")
     page.tab.wait_for_selector("#view-curves .wanted")
     assert "entropy" in page.tab.locator(".wanted").inner_text().lower()
+
+
+def test_differences_have_their_column_where_only_some_scores_are_paired(tmp_path: Path, opened: Any) -> None:
+    """Paired by problem: pass@k is, the accuracy in training is not."""
+    page = opened(build([make_scored_runs(tmp_path)]))
+    rows = ".charts .rows.paired .row"
+    assert page.each(rows, "[e.dataset.metric, e.querySelectorAll('.forest').length]") == [["area", 0], ["pass@1", 1]]
 
 
 def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
