@@ -11,6 +11,7 @@ import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
 from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm, source_digest
+from dew.credit import grpo_s_advantages, gtpo_advantages
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
 from groups import batches, pad
@@ -18,6 +19,13 @@ from groups import batches, pad
 NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
          "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
          "gmpo", "dppo", "gepo", "stare", "fipo", "trl"]  # fmt: skip
+
+
+DEFAULTS = {
+    "clip_cov": {"cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}, "kl_cov": {"cov_share": 2e-4, "cov_coef": 1.0},
+    "stare": {"share": 0.1, "target_entropy": 0.3}, "fipo": {"half_life": 32.0, "most_weight": 1.2},
+    "qae": {"quantile": 0.4}, "gepo": {"low_band": 0.2, "high_band": 0.3},
+}  # fmt: skip
 
 
 def rollouts(batch, extra=None):
@@ -43,6 +51,8 @@ def test_names_and_defaults_match_the_papers():
     assert (gtpo.alpha1, gtpo.alpha2, gtpo.compare, gtpo.average) == (1.0, 0.1, "column", "arithmetic")
     assert (gtpo.scope, gtpo.pool, gtpo.entropy_clip) == ("group", "group", None)
     assert (grpo_s.beta1, grpo_s.beta2) == (1.0, 0.1)
+    for name, settings in DEFAULTS.items():
+        assert {key: getattr(get_algorithm(name), key) for key in settings} == settings
     clips = {n: (get_algorithm(n).clip_low, get_algorithm(n).clip_high) for n in NAMES}
     higher = (0.2, 0.28)
     assert clips == {
@@ -135,6 +145,20 @@ def test_other_rewards_change_the_credit_but_not_correctness():
         torch.testing.assert_close(moved[0, 1, 0].item(), -0.4)
         torch.testing.assert_close(moved[0, 3, 0].item(), 5.0)
         assert not algorithm.advantages(paid).equal(algorithm.advantages(plain))
+    dapo = get_algorithm("dapo").advantages(paid)
+    assert dapo[0, :, 0].argmax() == 3
+    torch.testing.assert_close(get_algorithm("dew", alpha1=1.0, alpha2=0.0).advantages(paid), dapo)
+    correct = paid.correct(0.5)  # the wrong answer's reward is positive
+    gtpo, grpo_s = get_algorithm("gtpo"), get_algorithm("grpo_s")
+    expected = gtpo_advantages(gtpo.rewards(paid), paid.mask, correct=correct)
+    torch.testing.assert_close(gtpo.advantages(paid), expected)
+    expected = grpo_s_advantages(grpo_s.rewards(paid)[..., 0], correct=correct)
+    torch.testing.assert_close(grpo_s.advantages(paid)[..., 0], expected)
+
+
+def test_graded_rewards_below_the_threshold_are_a_signal_for_dew_alone():
+    graded = rollouts(([0, 0], [0.1, 0.3], [[1.0], [1.0]]))
+    assert get_algorithm("dew").signal(graded).all() and not get_algorithm("gtpo").signal(graded).any()
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "dapo"])
@@ -174,6 +198,7 @@ def test_dr_grpo_divides_by_the_budget():
     zero = torch.zeros(1, 2)
     loss, _ = get_algorithm("dr_grpo", max_tokens=8).loss(zero, part(torch.ones(1, 2).bool(), zero), torch.ones(1, 2))
     assert loss.item() == pytest.approx(-0.25)
+    assert get_algorithm("dr_grpo", max_tokens=8).divisor(tokens=5, sequences=2) == 16
 
 
 def test_entropy_bonus_uses_the_current_policy():
@@ -181,6 +206,16 @@ def test_entropy_bonus_uses_the_current_policy():
     algorithm = get_algorithm("entropy_advantage")
     loss, stats = algorithm.loss(zero, part(mask, zero, entropy=torch.tensor([[1.0, 9.0]])), torch.ones(1, 2))
     assert loss.item() == pytest.approx(-(1.4 + 1.5) / 2) and stats["credit/bonus"].item() == pytest.approx(0.45)
+    # one live token of two answers: A = 1 + min(.1 · 9, ¼), or 2 + min(.9, 2/4); without any there is no bonus
+    algorithm, nan = get_algorithm("entropy_advantage", alpha=0.1, kappa=4.0), float("nan")
+    for i, H, bonus in ((0, 9.0, 0.25), (1, 9.0, 0.5), (1, 1.0, 0.1)):
+        entropy = torch.full((2, 3), nan)
+        entropy[i, 0] = H
+        live = part(~entropy.isnan(), torch.zeros(2, 3), entropy=entropy)
+        _, stats = algorithm.loss(torch.zeros(2, 3), live, torch.tensor([1.0, 2.0]))
+        assert stats["credit/bonus"].item() == pytest.approx(bonus)
+    nothing = part(torch.zeros(2, 3).bool(), torch.zeros(2, 3), entropy=entropy)
+    assert algorithm.loss(torch.zeros(2, 3), nothing, torch.ones(2))[1]["credit/bonus"] == 0
     with pytest.raises(ShapeError, match="current policy's entropy"):
         algorithm.loss(zero, part(mask, zero), torch.ones(1, 2))
 
@@ -251,8 +286,9 @@ def test_all_problems_are_listed():
         ("dapo", {"overlong": "soft", "max_tokens": 4, "overlong_buffer": 5}, "0 < overlong_buffer <= max_tokens"),
         ("dapo", {"overlong_gamma": 0.2}, "0.5 to 1"),
         ("forking_tokens", {"keep": 0}, "0 < keep <= 1"),
+        ("forking_tokens", {"keep": 1.5}, "0 < keep <= 1"),
         ("entropy_advantage", {"alpha": -1}, "alpha=-1"),
-        ("entropy_advantage", {"kappa": 0.5}, "kappa=0.5"),
+        ("entropy_advantage", {"kappa": 1}, "kappa=1"),
     ],
 )
 def test_invalid_settings(name, settings, says):

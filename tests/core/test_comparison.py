@@ -25,7 +25,7 @@ def weights(correct, entropy, tokens, **settings):
     ids, mask = pad(tokens, fill=-7)
     H = pad(entropy)[0]
     settings = {"alpha1": 0.0, "alpha2": 1.0, "step_ends": (DOT,), **settings}
-    r = gtpo_rewards(torch.tensor(correct), H, mask, tokens=ids.long(), **settings)
+    r = gtpo_rewards(torch.tensor([correct]), H[None], mask[None], tokens=ids.long()[None], **settings)[0]
     assert not r[~mask].any()
     return [row[live].abs().tolist() for row, live in zip(r, mask, strict=True)]
 
@@ -92,9 +92,9 @@ def test_golden_contrast():
 
 
 def test_an_answer_counts_once_however_often_it_repeats_a_pair():
-    # 1-1 is in one of two correct answers, and in no wrong one: ½ in every repetition; start-1 is in all
-    found = weights([True, True, False], [[1] * 4, [1], [1]], [[1, 1, 1, 1], [1], [1]], compare="row", value="contrast")
-    assert found[0] == pytest.approx([0, 4 / 3, 4 / 3, 4 / 3], abs=1e-4)
+    # start-1, 1-1 in every repetition, and start-2 are in one of two correct answers each, and in no wrong one: ½
+    found = weights([True, True, False], [[1] * 4, [1], [1]], [[1] * 4, [2], [3]], compare="matrix", value="contrast")
+    assert found == [[1] * 4, [1], [1]]
 
 
 def test_a_context_does_not_reach_over_tool_output():
@@ -205,6 +205,9 @@ def test_groups_do_not_mix(one, two, compare, value):
 def test_golden_bounds():
     # column 1 of ✓: weights 2/3 and 4/3 of two values; C is alone
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, shrink=2.0)] == pytest.approx([5 / 6, 7 / 6, 1])
+    # of ✗, if A and B are wrong: 1/H = 1 and ½, weights 4/3 and 2/3
+    wrong = weights([False, False, True], ENTROPY, TOKENS, shrink=2.0)
+    assert [row[0] for row in wrong] == pytest.approx([7 / 6, 5 / 6, 1])
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, least=2)] == pytest.approx([2 / 3, 4 / 3, 1])
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, least=3)] == [1, 1, 1]
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, cap=1.25)] == pytest.approx([2 / 3, 1.25, 1])
