@@ -11,6 +11,7 @@ import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
 from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm, source_digest
+from dew.algorithms.credit import give_credit
 from dew.credit import grpo_s_advantages, gtpo_advantages
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
@@ -24,7 +25,7 @@ NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_to
 DEFAULTS = {
     "clip_cov": {"cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}, "kl_cov": {"cov_share": 2e-4, "cov_coef": 1.0},
     "stare": {"share": 0.1, "target_entropy": 0.3}, "fipo": {"half_life": 32.0, "most_weight": 1.2},
-    "qae": {"quantile": 0.4}, "gepo": {"low_band": 0.2, "high_band": 0.3},
+    "dapo": {"max_rounds": 4, "oversample": 1.0}, "qae": {"quantile": 0.4}, "gepo": {"low_band": 0.2, "high_band": 0.3},
 }  # fmt: skip
 
 
@@ -82,6 +83,18 @@ def test_names_and_defaults_match_the_papers():
     for credit in ("maxrl", "qae", "w_reinforce", "reinforce_pp"):
         assert get_algorithm(credit).credit == credit and get_algorithm("dapo").credit == "grpo"
     assert get_algorithm("grpo_s", average="geometric").ratio == "sequence_geometric"
+    own_loss = {"entropy_advantage", "fipo"}
+    other = {"grpo_s", "gspo", "cispo", "sapo", "gmpo", "dppo", "dr_grpo", "kl_cov", "otb", "trl", *own_loss}
+    assert {n for n in NAMES if not get_algorithm(n).plain_loss} == other
+    assert {n for n in NAMES if not get_algorithm(n).no_loss_without_advantage} == own_loss
+    assert not get_algorithm("grpo", kl_coef=0.1).no_loss_without_advantage
+    signals = {"gtpo": ["entropy"], "steer": ["entropy", "logp"], "otb": ["logp", "sum_sq"], "entropy_advantage": []}
+    assert {n: get_algorithm(n).signals for n in signals} == signals
+
+
+def test_labels_have_the_settings_that_differ():
+    assert get_algorithm("dapo", max_tokens=9).label == "dapo"
+    assert get_algorithm("gtpo", alpha2=0.5, entropy_clip=(0.1, 2)).label == "gtpo(entropy_clip=(0.1,2),alpha2=0.5)"
 
 
 @pytest.mark.parametrize("spelling", ["GRPO-S", "grpos", "grpo_s", "Grpo_S"])
@@ -157,8 +170,37 @@ def test_other_rewards_change_the_credit_but_not_correctness():
 
 
 def test_graded_rewards_below_the_threshold_are_a_signal_for_dew_alone():
-    graded = rollouts(([0, 0], [0.1, 0.3], [[1.0], [1.0]]))
-    assert get_algorithm("dew").signal(graded).all() and not get_algorithm("gtpo").signal(graded).any()
+    graded, equal = (rollouts(([0, 0], rewards, [[1.0], [1.0]])) for rewards in ([0.1, 0.3], [0.3, 0.3]))
+    signals = {name: get_algorithm(name).signal(graded).item() for name in ("dew", "grpo", "gtpo", "dapo")}
+    assert signals == {"dew": True, "grpo": True, "gtpo": False, "dapo": False}
+    assert not get_algorithm("dew").signal(equal).any() and not get_algorithm("grpo").signal(equal).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "outcomes", "says"),
+    [
+        ("gtpo", {}, [0, 1, float("nan"), 1 + 3e-6], None),
+        ("gtpo", {}, [1, 1], None),  # maybe the other comes later
+        ("grpo", {}, [0, 0.5, 1], None),  # reads the differences
+        ("gtpo", {}, [0, 0.3], ["2 different values (0, 0.3); the threshold is 0.5", "gtpo(pool=outcome)`"]),
+        ("gtpo", {"alpha2": 0.5}, [0.6, 1], ["gtpo(alpha2=0.5,pool=outcome)", "gtpo(alpha2=0.5,threshold=0.5)`"]),
+        ("dapo", {}, [0, 0.1, 0.2, 1], ["4 different values (0, 0.1, 0.2, 1)", "dapo(dynamic_sampling=False)`"]),
+        ("dapo", {"overlong": "group"}, [0, 0.1, 0.2, 0.3, 1], ["(0, 0.1, 0.2, 0.3, ...)", "write `algorithm: dew`"]),
+    ],
+)
+def test_graded_rewards_are_lost_on_rules_that_only_tell_correct_from_wrong(name, settings, outcomes, says):
+    found = get_algorithm(name, **settings).graded(torch.tensor(outcomes))
+    text = " ".join((found.what, found.why, found.remedy)) if found else ""
+    assert (found is None) == (says is None) and all(part in text for part in says or ())
+
+
+@pytest.mark.parametrize("name", ["gtpo", "dew", "forking_tokens"])
+def test_a_placebo_keeps_the_distribution_of_the_weights(name):
+    given = rollouts(([0] * 3, [1.0, 0.0, 1.0], [[0.1 * (i + 1) ** t for t in range(9 - i)] for i in range(3)]))
+    true, placebo, again = (give_credit(get_algorithm(name, placebo=x), given).advantages for x in (False, True, True))
+    live = [x.masked_fill(~given.mask, 99.0).sort(-1).values for x in (true, placebo)]
+    assert torch.equal(*live) and torch.equal(placebo, again) and not placebo[~given.mask].any()
+    assert not torch.equal(true, placebo)
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "dapo"])
@@ -171,6 +213,8 @@ def test_overlong_penalties_are_added(name):
     group = get_algorithm(name, overlong="group").rewards(batch)
     # n = m: the wrong pay beyond the knee max(1.5, 1.5): −½ · .5/1.5
     torch.testing.assert_close((free - group)[0, :, 0], torch.tensor([0, 0, 0.5 / 3, 0], dtype=torch.float64))
+    easy = get_algorithm(name, overlong="group", overlong_gamma=0.5).rewards(batch)  # then the correct pay
+    torch.testing.assert_close((free - easy)[0, :, 0], torch.tensor([0.5 / 3, 0, 0, 0], dtype=torch.float64))
 
 
 # ---- loss --------------------------------------------------------------------------------------
@@ -279,12 +323,14 @@ def test_all_problems_are_listed():
         ("gtpo", {"entropy_clip": 0.3}, "low <= high"),
         ("gtpo", {"entropy_clip": [0.3, "high"]}, "low <= high"),
         ("grpo_s", {"beta2": -1}, "beta2=-1"),
+        ("dapo", {"dynamic_sampling": 1}, "dynamic_sampling=1 is not true or false"),
         ("grpo", {"clip_high": -1}, "clip_high=-1"),
         ("grpo", {"kl_coef": -1}, "kl_coef=-1"),
         ("dapo", {"overlong": "hard"}, "none, soft, group"),
         ("dapo", {"overlong": "soft"}, "overlong_buffer"),
         ("dapo", {"overlong": "soft", "max_tokens": 4, "overlong_buffer": 5}, "0 < overlong_buffer <= max_tokens"),
         ("dapo", {"overlong_gamma": 0.2}, "0.5 to 1"),
+        ("dapo", {"overlong_gamma": 1.1}, "0.5 to 1"),
         ("forking_tokens", {"keep": 0}, "0 < keep <= 1"),
         ("forking_tokens", {"keep": 1.5}, "0 < keep <= 1"),
         ("entropy_advantage", {"alpha": -1}, "alpha=-1"),
