@@ -11,7 +11,7 @@ import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
 from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm, source_digest
-from dew.algorithms.credit import give_credit
+from dew.algorithms.credit import advantages_of, give_credit
 from dew.credit import grpo_s_advantages, gtpo_advantages
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
@@ -394,6 +394,19 @@ def test_missing_entropy_and_missing_budget():
         get_algorithm("dr_grpo").divisor(1, 1)
     with pytest.raises(ConfigError, match="max_tokens and overlong_buffer"):
         get_algorithm("dapo", overlong="soft", overlong_buffer=2).advantages(batch)
+
+
+def test_mistakes_in_advantages_are_explained():
+    batch = rollouts(ONE_GROUP)
+    for wrong, error, says in (
+        (lambda given: given.entropies, ShapeError, "mine: rollouts has no 'entropies'"),
+        (lambda given: 2 * given.tokens, ShapeError, "so they are None: tokens"),
+        (lambda given: given.mask.sum(-1), ShapeError, r"returned shape \(1, 4\); expected .* \(1, 4, 2\)"),
+        (lambda given: [], ShapeError, "returned list, not a tensor"),
+        (lambda given: given.mask.entropies, AttributeError, "'Tensor' object has no attribute"),
+    ):
+        with pytest.raises(error, match=says):
+            advantages_of(SimpleNamespace(name="mine", advantages=wrong, placebo=False), batch)
 
 
 def test_user_defined_algorithm(algorithm_registry):
