@@ -140,9 +140,6 @@ def test_golden_otb():
     torch.testing.assert_close(A, double([[0.6, 1.0], [-0.4, 0]]), rtol=0, atol=1e-7)
     batched = token_baseline_advantages(double([[1.0, 0]]), logp[None], logp.exp()[None], mask[None])
     torch.testing.assert_close(batched[0], A)
-    apart = [torch.cat([x[:, :1], torch.full_like(x[:, :1], NAN), x[:, 1:]], 1) for x in (logp, logp.exp())]
-    seen = torch.cat([mask[:, :1], ~mask[:, :1], mask[:, 1:]], 1)  # tool output between them adds nothing
-    torch.testing.assert_close(token_baseline_advantages(double([1.0, 0]), *apart, seen)[:, ::2], A)
     # Σπ² of a certain token, rounded to less than 1: 1 − 2 + .99 counts as 0, B = 0
     squares = double([[0.99], [0.25]])
     certain = token_baseline_advantages(double([1.0, 0]), double([[0.0], [LN(0.25)]]), squares, torch.ones(2, 1).bool())
@@ -151,6 +148,9 @@ def test_golden_otb():
     logp, mask = pad([[LN(0.5), 0.0], [LN(0.25)], [LN(0.5), LN(0.5)]])
     A = token_baseline_advantages(double([1.0, 0, 0.5]), logp, logp.exp(), mask)
     torch.testing.assert_close(A[:, 1], double([1 / 3, 0, 0.5 - 2 / 3]), rtol=0, atol=1e-7)
+    apart = [torch.cat([x[:, :1], torch.full_like(x[:, :1], NAN), x[:, 1:]], 1) for x in (logp, logp.exp())]
+    seen = torch.cat([mask[:, :1], ~mask[:, :1], mask[:, 1:]], 1)  # tool output between them adds nothing
+    torch.testing.assert_close(token_baseline_advantages(double([1.0, 0, 0.5]), *apart, seen)[:, ::2], A)
 
 
 def test_otb_gives_groups_of_equal_rewards_nothing():
