@@ -20,12 +20,13 @@ def close(actual, expected):
     torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=1e-9, atol=1e-9)
 
 
-def weights(correct, entropy, tokens, **settings):
+def weights(correct, entropy, tokens, batched=False, **settings):
     """|r̃| with α₁ = 0 and α₂ = 1: the weights themselves, as ragged lists."""
     ids, mask = pad(tokens, fill=-7)
     H = pad(entropy)[0]
     settings = {"alpha1": 0.0, "alpha2": 1.0, "step_ends": (DOT,), **settings}
-    r = gtpo_rewards(torch.tensor([correct]), H[None], mask[None], tokens=ids.long()[None], **settings)[0]
+    given = [x[None] if batched else x for x in (torch.tensor(correct), H, mask, ids.long())]
+    r = gtpo_rewards(*given[:3], tokens=given[3], **settings).view(mask.shape)
     assert not r[~mask].any()
     return [row[live].abs().tolist() for row, live in zip(r, mask, strict=True)]
 
@@ -53,9 +54,10 @@ GOLDEN = {
 
 @pytest.mark.parametrize("compare", GOLDEN)
 def test_golden(compare):
-    found = weights(CORRECT, ENTROPY, TOKENS, compare=compare)
-    for row, expected in zip(found, GOLDEN[compare], strict=True):
-        assert row == pytest.approx(expected)
+    for batched in (False, True):
+        found = weights(CORRECT, ENTROPY, TOKENS, batched, compare=compare)
+        for row, expected in zip(found, GOLDEN[compare], strict=True):
+            assert row == pytest.approx(expected)
 
 
 def test_golden_tenths():
