@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 torch.set_num_threads(1)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-settings.register_profile("dew", deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dew", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(  # a mutant needs to fail, not to be explained
     "mutants", settings.get_profile("dew"), max_examples=60, phases=[Phase.explicit, Phase.generate], derandomize=True
 )

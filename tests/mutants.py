@@ -5,19 +5,22 @@
 
 The changes are made in the syntax tree: a comparison or an operator is swapped, a negation dropped, a number changed,
 two arguments or branches exchanged, a keyword argument left out, a call such as `.detach()` or `.clamp_min(1)` removed.
-Each is tested in a fork of a process that has imported what the tests need. The exit code is 1 if a change survives
-that is not in EQUIVALENT.
+Each is tested in a fork of a process that has imported what the tests need, with the tests that call the changed
+function, quick ones first. The exit code is 1 if a change survives that is not in equivalent_mutants.txt.
 """
 
 import ast
+import json
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from importlib.machinery import SourceFileLoader
 from importlib.util import spec_from_file_location
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,17 +42,7 @@ SWAPPED = {
     ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
 }  # fmt: skip
 SKIPPED = ("annotation", "returns", "decorator_list", "bases")
-EQUIVALENT = {
-    "losses.py: torch.where(mask, old_logp, 0) -> torch.where(mask, old_logp, 1)",  # masked later
-    "losses.py: torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)"
-    " -> torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 1)",
-    "credit/comparison.py: mask.sum(-1, keepdim=True).clamp_min(1) -> mask.sum(-1, keepdim=True).clamp_min(2)",
-    "credit/comparison.py: 1 / H -> 2 / H",  # divided by a mean that doubles too
-    "credit/comparison.py: torch.where(first, place, 0) -> torch.where(first, place, 1)",  # the rest only name levels
-    "credit/comparison.py: enumerate([(one,), (one, two)], start=1) -> enumerate([(one,), (one, two)])",
-    "credit/comparison.py: start=1 -> start=2",
-    "credit/comparison.py: torch.where(shared, length, level) -> torch.where(shared, level, length)",
-}
+EQUIVALENT = {line.partition("  # ")[0] for line in (ROOT / "tests/equivalent_mutants.txt").read_text().splitlines()}
 """Changes that make no difference, or none on a CPU; without the line number."""
 
 
@@ -67,12 +60,12 @@ def variants(node: ast.AST) -> Iterator[ast.expr]:
             yield ast.IfExp(test, orelse, body)
         case ast.Constant(bool() as value):
             yield ast.Constant(not value)
-        case ast.Constant(int() | float() as value):
+        case ast.Constant(int() | float() as value) if not 0 < value < 1e-5:  # not what only guards against rounding
             yield ast.Constant(value + 1 if isinstance(value, int) else 2 * value + (value == 0))
         case ast.Call(function, arguments, keywords):
             if isinstance(function, ast.Attribute) and (function.attr.startswith("clamp") or not arguments + keywords):
                 yield function.value
-            if len(arguments) > 2:
+            if len(arguments) > 2 and ast.unparse(function) != "unmet":  # a list of messages
                 yield ast.Call(function, [*arguments[:-2], arguments[-1], arguments[-2]], keywords)
             for keyword in keywords:
                 if keyword.arg != "device":
@@ -88,11 +81,11 @@ def mutants(node: ast.AST) -> Iterator[str]:
         for i, child in enumerate(children):
             if name not in SKIPPED and isinstance(child, ast.AST):
                 for changed in variants(child):
-                    constant = isinstance(child, ast.Constant)  # shown with what it stands in
-                    before = ast.unparse(node if constant else child)
+                    small = isinstance(child, ast.Constant | ast.UnaryOp)  # shown with what it stands in
+                    before = ast.unparse(node if small else child)
                     children[i] = changed
                     setattr(node, name, children if isinstance(value, list) else changed)
-                    yield f"{child.lineno}: {before} -> {ast.unparse(node if constant else changed)}"
+                    yield f"{child.lineno}: {before} -> {ast.unparse(node if small else changed)}"
                 children[i] = child
                 setattr(node, name, value)
                 yield from mutants(child)
@@ -112,22 +105,68 @@ class Mutated(SourceFileLoader):
         return compile(ast.fix_missing_locations(self.tree), self.path, "exec")
 
 
-def start(source: Path, tree: ast.Module) -> int:
-    """A process that runs the tests, those first that mention the most of what the file defines."""
+class Callers:
+    """Plugin of pytest: the functions that each test calls, as (file, first line), and the seconds it takes."""
+
+    def __init__(self) -> None:
+        self.found = dict[str, tuple[float, list[tuple[str, int]]]]()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item):
+        seen, began = set(), time.process_time()
+        sys.settrace(lambda frame, *_: seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno)))
+        yield
+        sys.settrace(None)
+        ours = [place for place in seen if Path(place[0]) in SOURCES]
+        self.found[item.nodeid] = time.process_time() - began, ours
+        return True
+
+
+def trace() -> dict[str, list[tuple[str, int]]]:
+    """The functions that each test calls, quick tests first; found in a process of its own."""
+    reader, writer = os.pipe()
+    if not os.fork():
+        run_tests(TESTS, callers := Callers())
+        with os.fdopen(writer, "w") as file:
+            json.dump(callers.found, file)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as file:
+        found = json.load(file)
+    os.wait()
+    return {test: calls for test, (_, calls) in sorted(found.items(), key=lambda item: item[1][0])}
+
+
+def callers(source: Path, tree: ast.Module, line: int, calls: dict[str, list[tuple[str, int]]]) -> list[str]:
+    """The tests that call the function with this line; all for a line outside of functions."""
+    functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef) and x.lineno <= line <= x.end_lineno]
+    if not functions:
+        return list(calls)
+    of = max(functions, key=lambda x: x.lineno)
+    first = min([of.lineno, *(x.lineno for x in of.decorator_list)])
+    return [test for test, places in calls.items() if any(f == str(source) and first <= n <= line for f, n in places)]
+
+
+def start(source: Path, tree: ast.Module, tests: list[str]) -> int:
     if pid := os.fork():
         return pid
     signal.alarm(LIMIT)
     sys.meta_path.insert(0, Mutated(source, tree))
-    names = re.findall(r"^(?:def|class) (\w+)", source.read_text(), re.MULTILINE)
-    os._exit(run_tests("-x", *sorted(TESTS, key=lambda test: -sum(map(test.read_text().count, names)))))
+
+    def select(items):
+        items[:] = sorted((x for x in items if x.nodeid in order), key=lambda x: order[x.nodeid])
+
+    order = {test: i for i, test in enumerate(tests)}
+    files = {ROOT / test.split("::")[0] for test in tests}
+    os._exit(run_tests(["-x", *files], SimpleNamespace(pytest_collection_modifyitems=select)) if tests else 0)
 
 
-def run_tests(*arguments: str | Path) -> int:
+def run_tests(arguments: Iterable[str | Path], plugin: object = None) -> int:
     """pytest in this process, silently."""
     outputs = os.dup(1), os.dup(2)
     for number in (1, 2):
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    code = pytest.main(["-q", "-p", "no:cacheprovider", *map(str, arguments)])
+    code = pytest.main(["-q", "-p", "no:cacheprovider", *map(str, arguments)], plugins=[plugin] if plugin else [])
     for number, output in enumerate(outputs, start=1):
         os.dup2(output, number)
     return int(code)
@@ -136,9 +175,10 @@ def run_tests(*arguments: str | Path) -> int:
 def main(words: list[str]) -> int:
     os.environ |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "HYPOTHESIS_PROFILE": "mutants", "OMP_NUM_THREADS": "1"}
     sys.path.insert(0, str(ROOT / "src"))
-    run_tests("--collect-only", *TESTS)  # imports what dew and the tests need; both are imported again in each fork
+    run_tests(["--collect-only", *TESTS])  # imports what dew and the tests need; both are imported again in each fork
     for name in [x for x in sys.modules if re.match(r"(dew|tests|conftest|groups|oracles)\b|test_", x)]:
         del sys.modules[name]
+    calls = trace()
     running, survivors, count = dict[int, str](), list[str](), 0
 
     def finish() -> None:
@@ -153,7 +193,8 @@ def main(words: list[str]) -> int:
         for change in mutants(tree):
             name = f"{source.relative_to(DEW)}:{change}"
             if not words or any(word in name for word in words):
-                count, running[start(source, tree)] = count + 1, name
+                tests = callers(source, tree, int(change.partition(":")[0]), calls)
+                count, running[start(source, tree, tests)] = count + 1, name
                 if len(running) == len(os.sched_getaffinity(0)):
                     finish()
     while running:

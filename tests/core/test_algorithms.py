@@ -11,6 +11,8 @@ import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
 from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm, source_digest
+from dew.algorithms.credit import advantages_of, give_credit
+from dew.credit import grpo_s_advantages, gtpo_advantages
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
 from groups import batches, pad
@@ -18,6 +20,13 @@ from groups import batches, pad
 NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
          "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
          "gmpo", "dppo", "gepo", "stare", "fipo", "trl"]  # fmt: skip
+
+
+DEFAULTS = {
+    "clip_cov": {"cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}, "kl_cov": {"cov_share": 2e-4, "cov_coef": 1.0},
+    "stare": {"share": 0.1, "target_entropy": 0.3}, "fipo": {"half_life": 32.0, "most_weight": 1.2},
+    "dapo": {"max_rounds": 4, "oversample": 1.0}, "qae": {"quantile": 0.4}, "gepo": {"low_band": 0.2, "high_band": 0.3},
+}  # fmt: skip
 
 
 def rollouts(batch, extra=None):
@@ -43,6 +52,8 @@ def test_names_and_defaults_match_the_papers():
     assert (gtpo.alpha1, gtpo.alpha2, gtpo.compare, gtpo.average) == (1.0, 0.1, "column", "arithmetic")
     assert (gtpo.scope, gtpo.pool, gtpo.entropy_clip) == ("group", "group", None)
     assert (grpo_s.beta1, grpo_s.beta2) == (1.0, 0.1)
+    for name, settings in DEFAULTS.items():
+        assert {key: getattr(get_algorithm(name), key) for key in settings} == settings
     clips = {n: (get_algorithm(n).clip_low, get_algorithm(n).clip_high) for n in NAMES}
     higher = (0.2, 0.28)
     assert clips == {
@@ -72,6 +83,18 @@ def test_names_and_defaults_match_the_papers():
     for credit in ("maxrl", "qae", "w_reinforce", "reinforce_pp"):
         assert get_algorithm(credit).credit == credit and get_algorithm("dapo").credit == "grpo"
     assert get_algorithm("grpo_s", average="geometric").ratio == "sequence_geometric"
+    own_loss = {"entropy_advantage", "fipo"}
+    other = {"grpo_s", "gspo", "cispo", "sapo", "gmpo", "dppo", "dr_grpo", "kl_cov", "otb", "trl", *own_loss}
+    assert {n for n in NAMES if not get_algorithm(n).plain_loss} == other
+    assert {n for n in NAMES if not get_algorithm(n).no_loss_without_advantage} == own_loss
+    assert not get_algorithm("grpo", kl_coef=0.1).no_loss_without_advantage
+    signals = {"gtpo": ["entropy"], "steer": ["entropy", "logp"], "otb": ["logp", "sum_sq"], "entropy_advantage": []}
+    assert {n: get_algorithm(n).signals for n in signals} == signals
+
+
+def test_labels_have_the_settings_that_differ():
+    assert get_algorithm("dapo", max_tokens=9).label == "dapo"
+    assert get_algorithm("gtpo", alpha2=0.5, entropy_clip=(0.1, 2)).label == "gtpo(entropy_clip=(0.1,2),alpha2=0.5)"
 
 
 @pytest.mark.parametrize("spelling", ["GRPO-S", "grpos", "grpo_s", "Grpo_S"])
@@ -135,6 +158,49 @@ def test_other_rewards_change_the_credit_but_not_correctness():
         torch.testing.assert_close(moved[0, 1, 0].item(), -0.4)
         torch.testing.assert_close(moved[0, 3, 0].item(), 5.0)
         assert not algorithm.advantages(paid).equal(algorithm.advantages(plain))
+    dapo = get_algorithm("dapo").advantages(paid)
+    assert dapo[0, :, 0].argmax() == 3
+    torch.testing.assert_close(get_algorithm("dew", alpha1=1.0, alpha2=0.0).advantages(paid), dapo)
+    correct = paid.correct(0.5)  # the wrong answer's reward is positive
+    gtpo, grpo_s = get_algorithm("gtpo"), get_algorithm("grpo_s")
+    expected = gtpo_advantages(gtpo.rewards(paid), paid.mask, correct=correct)
+    torch.testing.assert_close(gtpo.advantages(paid), expected)
+    expected = grpo_s_advantages(grpo_s.rewards(paid)[..., 0], correct=correct)
+    torch.testing.assert_close(grpo_s.advantages(paid)[..., 0], expected)
+
+
+def test_graded_rewards_below_the_threshold_are_a_signal_for_dew_alone():
+    graded, equal = (rollouts(([0, 0], rewards, [[1.0], [1.0]])) for rewards in ([0.1, 0.3], [0.3, 0.3]))
+    signals = {name: get_algorithm(name).signal(graded).item() for name in ("dew", "grpo", "gtpo", "dapo")}
+    assert signals == {"dew": True, "grpo": True, "gtpo": False, "dapo": False}
+    assert not get_algorithm("dew").signal(equal).any() and not get_algorithm("grpo").signal(equal).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "outcomes", "says"),
+    [
+        ("gtpo", {}, [0, 1, float("nan"), 1 + 3e-6], None),
+        ("gtpo", {}, [1, 1], None),  # maybe the other comes later
+        ("grpo", {}, [0, 0.5, 1], None),  # reads the differences
+        ("gtpo", {}, [0, 0.3], ["2 different values (0, 0.3); the threshold is 0.5", "gtpo(pool=outcome)`"]),
+        ("gtpo", {"alpha2": 0.5}, [0.6, 1], ["(0.6, 1)", "0.5,pool=outcome)`", "0.5,threshold=0.5)`"]),
+        ("dapo", {}, [0, 0.1, 0.2, 1], ["4 different values (0, 0.1, 0.2, 1)", "dapo(dynamic_sampling=False)`"]),
+        ("dapo", {"overlong": "group"}, [0, 0.1, 0.2, 0.3, 1], ["(0, 0.1, 0.2, 0.3, ...)", "write `algorithm: dew`"]),
+    ],
+)
+def test_graded_rewards_are_lost_on_rules_that_only_tell_correct_from_wrong(name, settings, outcomes, says):
+    found = get_algorithm(name, **settings).graded(torch.tensor(outcomes))
+    assert (found is None) == (says is None)
+    assert found is None or (says[0] in found.what and all(part in found.remedy for part in says[1:]))
+
+
+@pytest.mark.parametrize("name", ["gtpo", "dew", "forking_tokens"])
+def test_a_placebo_keeps_the_distribution_of_the_weights(name):
+    given = rollouts(([0] * 3, [1.0, 0.0, 1.0], [[0.1 * (i + 1) ** t for t in range(9 - i)] for i in range(3)]))
+    true, placebo, again = (give_credit(get_algorithm(name, placebo=x), given).advantages for x in (False, True, True))
+    live = [x.masked_fill(~given.mask, 99.0).sort(-1).values for x in (true, placebo)]
+    assert torch.equal(*live) and torch.equal(placebo, again) and not placebo[~given.mask].any()
+    assert not torch.equal(true, placebo)
 
 
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "dapo"])
@@ -147,6 +213,8 @@ def test_overlong_penalties_are_added(name):
     group = get_algorithm(name, overlong="group").rewards(batch)
     # n = m: the wrong pay beyond the knee max(1.5, 1.5): −½ · .5/1.5
     torch.testing.assert_close((free - group)[0, :, 0], torch.tensor([0, 0, 0.5 / 3, 0], dtype=torch.float64))
+    easy = get_algorithm(name, overlong="group", overlong_gamma=0.5).rewards(batch)  # then the correct pay
+    torch.testing.assert_close((free - easy)[0, :, 0], torch.tensor([0.5 / 3, 0, 0, 0], dtype=torch.float64))
 
 
 # ---- loss --------------------------------------------------------------------------------------
@@ -174,6 +242,7 @@ def test_dr_grpo_divides_by_the_budget():
     zero = torch.zeros(1, 2)
     loss, _ = get_algorithm("dr_grpo", max_tokens=8).loss(zero, part(torch.ones(1, 2).bool(), zero), torch.ones(1, 2))
     assert loss.item() == pytest.approx(-0.25)
+    assert get_algorithm("dr_grpo", max_tokens=8).divisor(tokens=5, sequences=2) == 16
 
 
 def test_entropy_bonus_uses_the_current_policy():
@@ -181,6 +250,16 @@ def test_entropy_bonus_uses_the_current_policy():
     algorithm = get_algorithm("entropy_advantage")
     loss, stats = algorithm.loss(zero, part(mask, zero, entropy=torch.tensor([[1.0, 9.0]])), torch.ones(1, 2))
     assert loss.item() == pytest.approx(-(1.4 + 1.5) / 2) and stats["credit/bonus"].item() == pytest.approx(0.45)
+    # one live token of two answers: A = 1 + min(.1 · 9, ¼), or 2 + min(.9, 2/4); without any there is no bonus
+    algorithm, nan = get_algorithm("entropy_advantage", alpha=0.1, kappa=4.0), float("nan")
+    for i, H, bonus in ((0, 9.0, 0.25), (1, 9.0, 0.5), (1, 1.0, 0.1)):
+        entropy = torch.full((2, 3), nan)
+        entropy[i, 0] = H
+        live = part(~entropy.isnan(), torch.zeros(2, 3), entropy=entropy)
+        _, stats = algorithm.loss(torch.zeros(2, 3), live, torch.tensor([1.0, 2.0]))
+        assert stats["credit/bonus"].item() == pytest.approx(bonus)
+    nothing = part(torch.zeros(2, 3).bool(), torch.zeros(2, 3), entropy=entropy)
+    assert algorithm.loss(torch.zeros(2, 3), nothing, torch.ones(2))[1]["credit/bonus"] == 0
     with pytest.raises(ShapeError, match="current policy's entropy"):
         algorithm.loss(zero, part(mask, zero), torch.ones(1, 2))
 
@@ -244,15 +323,18 @@ def test_all_problems_are_listed():
         ("gtpo", {"entropy_clip": 0.3}, "low <= high"),
         ("gtpo", {"entropy_clip": [0.3, "high"]}, "low <= high"),
         ("grpo_s", {"beta2": -1}, "beta2=-1"),
+        ("dapo", {"dynamic_sampling": 1}, "dynamic_sampling=1 is not true or false"),
         ("grpo", {"clip_high": -1}, "clip_high=-1"),
         ("grpo", {"kl_coef": -1}, "kl_coef=-1"),
         ("dapo", {"overlong": "hard"}, "none, soft, group"),
         ("dapo", {"overlong": "soft"}, "overlong_buffer"),
         ("dapo", {"overlong": "soft", "max_tokens": 4, "overlong_buffer": 5}, "0 < overlong_buffer <= max_tokens"),
         ("dapo", {"overlong_gamma": 0.2}, "0.5 to 1"),
+        ("dapo", {"overlong_gamma": 1.1}, "0.5 to 1"),
         ("forking_tokens", {"keep": 0}, "0 < keep <= 1"),
+        ("forking_tokens", {"keep": 1.5}, "0 < keep <= 1"),
         ("entropy_advantage", {"alpha": -1}, "alpha=-1"),
-        ("entropy_advantage", {"kappa": 0.5}, "kappa=0.5"),
+        ("entropy_advantage", {"kappa": 1}, "kappa=1"),
     ],
 )
 def test_invalid_settings(name, settings, says):
@@ -312,6 +394,19 @@ def test_missing_entropy_and_missing_budget():
         get_algorithm("dr_grpo").divisor(1, 1)
     with pytest.raises(ConfigError, match="max_tokens and overlong_buffer"):
         get_algorithm("dapo", overlong="soft", overlong_buffer=2).advantages(batch)
+
+
+def test_mistakes_in_advantages_are_explained():
+    batch = rollouts(ONE_GROUP)
+    for wrong, error, says in (
+        (lambda given: given.entropies, ShapeError, "mine: rollouts has no 'entropies'"),
+        (lambda given: 2 * given.tokens, ShapeError, "so they are None: tokens"),
+        (lambda given: given.mask.sum(-1), ShapeError, r"returned shape \(1, 4\); expected .* \(1, 4, 2\)"),
+        (lambda given: [], ShapeError, "returned list, not a tensor"),
+        (lambda given: given.mask.entropies, AttributeError, "'Tensor' object has no attribute"),
+    ):
+        with pytest.raises(error, match=says):
+            advantages_of(SimpleNamespace(name="mine", advantages=wrong, placebo=False), batch)
 
 
 def test_user_defined_algorithm(algorithm_registry):

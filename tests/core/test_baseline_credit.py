@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 
 import oracles
 from dew import DewError
-from dew.credit import entropy_advantages, forking_mask, group_overlong, grpo_advantages, has_signal, soft_overlong
+from dew.credit import (
+    entropy_advantages,
+    forking_mask,
+    group_overlong,
+    group_relative,
+    grpo_advantages,
+    has_signal,
+    soft_overlong,
+)
 from groups import groups, pad
 
 REWARDS = st.lists(st.floats(-2, 2, width=32), min_size=1, max_size=16)
@@ -55,6 +63,7 @@ def test_golden_entropy_advantage():
     # A + min(.4 H, |A|/2): 1 + min(.4, .5) = 1.4;  1 + min(2, .5) = 1.5;  −1 + min(.4, .5) = −.6
     A = entropy_advantages(torch.tensor([1.0, -1]), torch.tensor([[1.0, 5], [1, 0]]), torch.ones(2, 2).bool())
     torch.testing.assert_close(A, torch.tensor([[1.4, 1.5], [-0.6, -1.0]]))
+    assert entropy_advantages(torch.ones(1), torch.tensor([[-1e-4]]), torch.ones(1, 1).bool()) == 1  # rounding
 
 
 # ---- oracle ------------------------------------------------------------------------------------
@@ -110,6 +119,9 @@ def test_entropy_bonus_never_flips_an_advantage(group, alpha, kappa):
 # ---- edges -------------------------------------------------------------------------------------
 def test_equal_rewards_give_no_advantage_rather_than_rounding_noise():
     assert grpo_advantages(torch.full((3, 7), 0.3)).abs().max() < 1e-3
+    assert not group_relative(torch.tensor([[0.3] * 7, [-0.3] * 7])).any()
+    small = group_relative(torch.tensor([1e-6, 3e-6, float("nan")]), bools(YES, YES, NO))  # relative to their size
+    assert small[0] < 0 < small[1]
 
 
 def test_absent_answers_get_no_penalty_and_do_not_move_the_knee():
@@ -121,6 +133,7 @@ def test_absent_answers_get_no_penalty_and_do_not_move_the_knee():
 
 def test_empty_group_gets_no_penalty():
     assert not group_overlong(torch.tensor([5, 6]), bools(YES, NO), bools(NO, NO)).any()
+    assert not group_overlong(torch.tensor([0, 0]), bools(YES, NO)).any()
 
 
 def test_no_live_tokens():
@@ -141,7 +154,9 @@ def test_entropy_is_a_constant():
         (lambda: soft_overlong(torch.ones(2), limit=4, buffer=5), "0 < buffer <= limit"),
         (lambda: group_overlong(torch.ones(3), bools(YES, NO)), "lengths has shape"),
         (lambda: group_overlong(torch.ones(2), bools(YES, NO), gamma=0.4), "easy and hard at once"),
+        (lambda: group_overlong(torch.ones(2), bools(YES, NO), gamma=1.1), "gamma=1.1"),
         (lambda: forking_mask(torch.ones(2, 2), torch.ones(2, 2).bool(), keep=0), "0 < keep <= 1"),
+        (lambda: forking_mask(torch.ones(2, 2), torch.ones(2, 2).bool(), keep=1.5), "0 < keep <= 1"),
         (lambda: entropy_advantages(torch.ones(3), torch.ones(2, 2), torch.ones(2, 2).bool()), "advantages has shape"),
         (lambda: entropy_advantages(torch.ones(2), torch.ones(2, 2), torch.ones(2, 2).bool(), kappa=1), "kappa > 1"),
         (lambda: entropy_advantages(torch.ones(2), -torch.ones(2, 2), torch.ones(2, 2).bool()), "never negative"),

@@ -20,12 +20,13 @@ def close(actual, expected):
     torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=actual.dtype), rtol=1e-9, atol=1e-9)
 
 
-def weights(correct, entropy, tokens, **settings):
+def weights(correct, entropy, tokens, batched=False, **settings):
     """|r̃| with α₁ = 0 and α₂ = 1: the weights themselves, as ragged lists."""
     ids, mask = pad(tokens, fill=-7)
     H = pad(entropy)[0]
     settings = {"alpha1": 0.0, "alpha2": 1.0, "step_ends": (DOT,), **settings}
-    r = gtpo_rewards(torch.tensor(correct), H, mask, tokens=ids.long(), **settings)
+    given = [x[None] if batched else x for x in (torch.tensor(correct), H, mask, ids.long())]
+    r = gtpo_rewards(*given[:3], tokens=given[3], **settings).view(mask.shape)
     assert not r[~mask].any()
     return [row[live].abs().tolist() for row, live in zip(r, mask, strict=True)]
 
@@ -53,9 +54,10 @@ GOLDEN = {
 
 @pytest.mark.parametrize("compare", GOLDEN)
 def test_golden(compare):
-    found = weights(CORRECT, ENTROPY, TOKENS, compare=compare)
-    for row, expected in zip(found, GOLDEN[compare], strict=True):
-        assert row == pytest.approx(expected)
+    for batched in (False, True):
+        found = weights(CORRECT, ENTROPY, TOKENS, batched, compare=compare)
+        for row, expected in zip(found, GOLDEN[compare], strict=True):
+            assert row == pytest.approx(expected)
 
 
 def test_golden_tenths():
@@ -92,9 +94,9 @@ def test_golden_contrast():
 
 
 def test_an_answer_counts_once_however_often_it_repeats_a_pair():
-    # 1-1 is in one of two correct answers, and in no wrong one: ½ in every repetition; start-1 is in all
-    found = weights([True, True, False], [[1] * 4, [1], [1]], [[1, 1, 1, 1], [1], [1]], compare="row", value="contrast")
-    assert found[0] == pytest.approx([0, 4 / 3, 4 / 3, 4 / 3], abs=1e-4)
+    # start-1, 1-1 in every repetition, and start-2 are in one of two correct answers each, and in no wrong one: ½
+    found = weights([True, True, False], [[1] * 4, [1], [1]], [[1] * 4, [2], [3]], compare="matrix", value="contrast")
+    assert found == [[1] * 4, [1], [1]]
 
 
 def test_a_context_does_not_reach_over_tool_output():
@@ -205,6 +207,9 @@ def test_groups_do_not_mix(one, two, compare, value):
 def test_golden_bounds():
     # column 1 of ✓: weights 2/3 and 4/3 of two values; C is alone
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, shrink=2.0)] == pytest.approx([5 / 6, 7 / 6, 1])
+    # of ✗, if A and B are wrong: 1/H = 1 and ½, weights 4/3 and 2/3
+    wrong = weights([False, False, True], ENTROPY, TOKENS, shrink=2.0)
+    assert [row[0] for row in wrong] == pytest.approx([7 / 6, 5 / 6, 1])
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, least=2)] == pytest.approx([2 / 3, 4 / 3, 1])
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, least=3)] == [1, 1, 1]
     assert [row[0] for row in weights(CORRECT, ENTROPY, TOKENS, cap=1.25)] == pytest.approx([2 / 3, 1.25, 1])

@@ -68,7 +68,8 @@ def test_padded_answers_are_never_read(group, average, pool):
         torch.cat([entropy, nan]),
         torch.cat([mask, torch.zeros_like(mask[:1])]),
     )
-    r_padded = grpo_s_rewards(*padded, average=average)
+    extra = torch.cat([torch.zeros_like(r), nan[0, :1]])
+    r_padded = grpo_s_rewards(*padded, average=average, extra=extra)
     torch.testing.assert_close(r_padded, torch.cat([r, r.new_zeros(1)]))
     poisoned = torch.cat([r, r.new_full((1,), float("nan"))])
     A = grpo_s_advantages(poisoned, padded[2].any(-1), pool=pool)
@@ -79,6 +80,12 @@ def test_padded_answers_are_never_read(group, average, pool):
 def test_entropy_is_a_constant():
     entropy = torch.rand(2, 3, requires_grad=True)
     assert not grpo_s_rewards(torch.tensor([True, False]), entropy, torch.ones(2, 3, dtype=torch.bool)).requires_grad
+
+
+def test_the_polarity_is_the_sign():
+    # ✓ ½ ¼ 0: mean ¼, std ¼;  ✗ 0 0 −½: mean −⅙, std √(1/12)
+    A = grpo_s_advantages(torch.tensor([0.5, 0.25, -0.5], dtype=torch.float64))
+    assert A.tolist() == pytest.approx([0.25 / 0.2501, 0, -1 / 3 / (12**-0.5 + 1e-4)])
 
 
 def test_penalty_lowers_every_answer_and_keeps_its_polarity():

@@ -2,6 +2,7 @@
 OTB, STEER, STARE, FIPO, GEPO, CISPO, SAPO, GMPO, DPPO; and that they combine."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -84,6 +85,8 @@ def test_golden_qae():
     a, b = 1 / (math.sqrt(0.2) + 1e-4), 1 / (math.sqrt(0.3) + 1e-4)
     close(qae_advantages(double([few, many, limit])), [[a, 0, 0, 0, 0], [0, 0, 0, 0, -a], [b, b, b, 0, 0]])
     close(qae_advantages(double(limit), quantile=0.5), [0.0, 0, 0, -b, -b])  # the third smallest, 1
+    close(qae_advantages(double([1.0, 0])), [1 / (math.sqrt(0.5) + 1e-4), 0.0])
+    assert not qae_advantages(double([1.0, 0]), torch.zeros(2).bool()).any()  # nobody is there
 
     batch = rollouts(([0] * 5, limit, [[1.0]] * 5))
     close(get_algorithm("qae", quantile=0.5).advantages(batch).flatten(), [0.0, 0, 0, -b, -b])
@@ -91,7 +94,8 @@ def test_golden_qae():
 
 def test_golden_w_reinforce():
     assert w_reinforce_advantages(torch.tensor([True, False])).tolist() == pytest.approx([0.1, -1])
-    assert w_reinforce_advantages(torch.tensor([True, False]), positive=0.0).tolist() == [0, -1]
+    one = torch.tensor([True, False])
+    assert w_reinforce_advantages(one, one, positive=0.5).tolist() == [0.5, 0]  # the second is absent
     # other rewards are added before the weight: .1 · (1 + .5), −1 − .2
     batch = rollouts(([0, 0], [1.0, 0.0], [[1.0], [1.0]]), extra=[0.5, -0.2])
     assert get_algorithm("w_reinforce").advantages(batch).flatten().tolist() == pytest.approx([0.15, -1.2])
@@ -134,15 +138,27 @@ def test_golden_otb():
     logp, mask = pad([[LN(0.5), 0.0], [LN(0.25)]])
     A = token_baseline_advantages(double([1.0, 0]), logp, logp.exp(), mask)
     torch.testing.assert_close(A, double([[0.6, 1.0], [-0.4, 0]]), rtol=0, atol=1e-7)
+    batched = token_baseline_advantages(double([[1.0, 0]]), logp[None], logp.exp()[None], mask[None])
+    torch.testing.assert_close(batched[0], A)
+    # Σπ² of a certain token, rounded to less than 1: 1 − 2 + .99 counts as 0, B = 0
+    squares = double([[0.99], [0.25]])
+    certain = token_baseline_advantages(double([1.0, 0]), double([[0.0], [LN(0.25)]]), squares, torch.ones(2, 1).bool())
+    close(certain, [[1.0], [0.0]])
     # a third answer, with reward ½ and the second token at π = Σπ² = ½: W = ½, 1.  B₂ = (1 · ½ + ½ · 1) / 1½ = ⅔
     logp, mask = pad([[LN(0.5), 0.0], [LN(0.25)], [LN(0.5), LN(0.5)]])
     A = token_baseline_advantages(double([1.0, 0, 0.5]), logp, logp.exp(), mask)
     torch.testing.assert_close(A[:, 1], double([1 / 3, 0, 0.5 - 2 / 3]), rtol=0, atol=1e-7)
+    apart = [torch.cat([x[:, :1], torch.full_like(x[:, :1], NAN), x[:, 1:]], 1) for x in (logp, logp.exp())]
+    seen = torch.cat([mask[:, :1], ~mask[:, :1], mask[:, 1:]], 1)  # tool output between them adds nothing
+    torch.testing.assert_close(token_baseline_advantages(double([1.0, 0, 0.5]), *apart, seen)[:, ::2], A)
 
 
 def test_otb_gives_groups_of_equal_rewards_nothing():
-    """Not even the end of the longest answer, whose baseline is 0."""
-    assert not get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 1.0], [[1.0, 2.0], [1.0]]))).any()
+    """Not even the end of the longest answer, whose baseline is 0. A group may have fewer answers than others."""
+    found = get_algorithm("otb").advantages(rollouts(([0, 0, 1, 1, 1], [1.0, 1, 1, 0, 0], [[1.0, 2.0], *[[1.0]] * 4])))
+    assert not found[0].any() and found[1].any()
+    paid = get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 1.0], [[1.0], [1.0]]), extra=[0.5, 0.0]))
+    assert paid[0, 0, 0] > 0 > paid[0, 1, 0]
     assert get_algorithm("otb").advantages(rollouts(([0, 0], [1.0, 0.0], [[1.0, 2.0], [1.0]]))).all(-1)[0, 0]
 
 
@@ -159,22 +175,27 @@ def test_steer_does_not_let_one_token_set_the_scale():
     """A token at log π = −1,000 counts as π = 1e-8: the others' weights stay as far from 1 as with log π = −20."""
     H, one = torch.full((1, 2), LN(2)), torch.ones(1, 2)
     far, near = (steer_weights(one, torch.tensor([[LN(0.25), x]]), H, one.bool()) for x in (-1000.0, -20.0))
-    close(far, near)
-    assert far[0, 0] < 0.994
+    close(far, near)  # k = −log .8 / (log 1e8 − log 2); the first token: ¾ · (log 4 − log 2)
+    assert far[0, 0].item() == pytest.approx(0.8 ** (0.75 * LN(2) / (LN(1e8) - LN(2))))
 
 
 def test_golden_stare():
     # ✓ 4 tokens, of which ⌈.3 · 4⌉ = 2 are the least likely: log π = −3, −2; ✗ 2, of which one: −4
     logp, mask = pad([[-1, -3], [-2, -1], [-4], [-1]])
-    H = torch.where(mask, 0.2, logp)
+    H = torch.where(mask, 0.25, logp)
     made = Rollouts(mask=mask[None], reward=double([[1.0, 1, 0, 0]]), entropy=H[None], logp=logp[None])
     plain = get_algorithm("dapo").advantages(made)
     both = {"share": 0.3, "positive_weight": 1.5, "negative_weight": 0.5}
     A = get_algorithm("stare", **both).advantages(made)
     close(A / torch.where(mask, plain, 1), [[[1.0, 1.5], [1.5, 1], [0.5, 0], [1, 0]]])
     close(get_algorithm("stare", share=0.3).advantages(made)[0, :3, 0] / plain[0, :3, 0], [1.0, 1.1, 1.0])
-    # the gate: off while the mean entropy, .2, is not below the target
-    assert get_algorithm("stare", **both, target_entropy=0.2).advantages(made).equal(plain)
+    # tokens without advantage do not count, however unlikely
+    unlikely = {"entropy": H, "logp": logp - 9}
+    more = {name: torch.stack([getattr(made, name)[0], x]) for name, x in unlikely.items()}
+    both_groups = Rollouts(mask=mask.expand(2, -1, -1), reward=double([[1.0, 1, 0, 0], [1, 1, 1, 1]]), **more)
+    close(get_algorithm("stare", **both).advantages(both_groups)[0], A[0])
+    # the gate: off while the mean entropy, ¼, is not below the target
+    assert get_algorithm("stare", **both, target_entropy=0.25).advantages(made).equal(plain)
 
 
 def test_golden_gepo():
@@ -184,7 +205,10 @@ def test_golden_gepo():
     assert [x.tolist() for x in entropy_bands(logp, mask)] == [[True, True, False], [False, False, True]]
     # 1σ below is .35, 2σ above is 8.3
     assert [x.tolist() for x in entropy_bands(logp, mask, low=1.0, high=2.0)] == [[False] * 3, [False] * 3]
-    assert not entropy_bands(logp[:1], mask[:1])[0].any()  # one group has nothing to be compared with
+    assert not torch.stack(entropy_bands(logp[:1], mask[:1])).any()  # one group has nothing to be compared with
+    assert not torch.stack(entropy_bands(logp[:2], mask[:2], low=0.8, high=0.8)).any()  # 1, 2: σ = √½, .8 σ = .57 > .5
+    # 0 0 2.2 4: μ = 1.55, σ = √(11.23/3) = 1.93; high above 2.13
+    assert entropy_bands(-double([0, 0, 2.2, 4]).view(4, 1, 1), torch.ones(4, 1, 1).bool())[1].sum() == 2
     made = Rollouts(mask=mask, reward=double([[1.0, 0], [0, 1], [1, 0]]), logp=logp)
     scale = get_algorithm("gepo").advantages(made) / torch.where(mask, get_algorithm("grpo").advantages(made), 1)
     close(scale[..., 0], [[0.5, 1.0], [1.0, 0.5], [1.0, 0.2]])
@@ -198,20 +222,26 @@ def test_golden_fipo():
     A = torch.ones_like(log_w)
     close(future_weights(log_w, A, mask, half_life=1.0), [[math.exp(0.07), math.exp(0.1), 1.2], [1, 1, 1]])
     close(future_weights(log_w, A, mask, half_life=1.0, low=0.8)[1], [0.8, 1.0, 1.0])
+    close(future_weights(log_w / 9, A, mask), future_weights(log_w / 9, A, mask, half_life=32.0))
     # a ratio above 10 does not count for anyone; above 4 it is unsafe in a wrong answer, where weights are at most 1
-    log_w = double([[0.1, LN(11)], [0.1, LN(5)], [0.1, LN(3)]])
-    f = future_weights(log_w, double([[1.0, 1], [-1, -1], [-1, -1]]), torch.ones(3, 2).bool(), half_life=1.0)
-    close(f, [[math.exp(0.1), 1.0], [1.2, 1.0], [1.2, 1.2]])
+    log_w = double([[0.1, LN(11)], [0.1, LN(5)], [0.1, LN(3)], [0.1, LN(5)]])
+    A = double([[1.0, 1], [-1, -1], [-1, -1], [0.5, 0.5]])
+    f = future_weights(log_w, A, torch.ones(4, 2).bool(), half_life=1.0)
+    close(f, [[math.exp(0.1), 1.0], [1.2, 1.0], [1.2, 1.2], [1.2, 1.2]])
+    # there, F = log 5 + ½ log .01 = −.69: at least .8
+    log_w = double([[LN(5), LN(0.01)]])
+    assert future_weights(log_w, double([[-1.0, -1]]), EVERY[:1], half_life=1.0, low=0.1)[0, 0] == 0.8
 
 
 def test_fipo_weights_the_advantage_in_its_loss():
     # log w = .1 and −.05: F = .1 − .05 · 2^(−1/32), −.05; w f with A = 1
-    log_w, part = torch.tensor([[0.1, -0.05]]), Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2))
+    part = Part(mask=torch.ones(2, 2).bool(), old_logp=torch.tensor([[-1.0, -2.0]] * 2))
+    logp = torch.tensor([[0.1, -0.05]] * 2) + part.old_logp
     first = math.exp(0.1 - 0.05 * 2 ** (-1 / 32))
     for settings, low in (({}, 1.0), ({"least_weight": 0.9}, math.exp(-0.05))):
-        loss, _ = get_algorithm("fipo", **settings).loss(log_w, part, torch.ones(1))
-        assert loss.item() == pytest.approx(-(math.exp(0.1) * first + math.exp(-0.05) * low) / 2)
-    loss, _ = get_algorithm("fipo", half_life=1.0, most_weight=1.01).loss(log_w, part, torch.ones(1, 2), count=1)
+        loss, _ = get_algorithm("fipo", **settings).loss(logp, part, torch.tensor([1.0, 2.0]))
+        assert loss.item() == pytest.approx(-3 * (math.exp(0.1) * first + math.exp(-0.05) * low) / 4, rel=1e-5)
+    loss, _ = get_algorithm("fipo", half_life=1.0, most_weight=1.01).loss(logp, part, torch.ones(2, 2), count=2)
     assert loss.item() == pytest.approx(-(math.exp(0.1) * 1.01 + math.exp(-0.05)))
 
 
@@ -322,10 +352,11 @@ def test_clip_statistics_are_those_of_the_surrogate():
 @given(st.integers(1, 40), st.floats(0.5, 64), st.integers(0, 99))
 def test_future_weights_match_the_loops(T, half_life, seed):
     log_w = 0.05 * torch.randn(T, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    f = future_weights(log_w[None], torch.ones(1, T), torch.ones(1, T).bool(), half_life=half_life, low=1e-9, high=1e9)
+    one = torch.ones(1, 1, T)
+    f = future_weights(log_w.view(1, 1, T), one, one.bool(), half_life=half_life, low=1e-9, high=1e9)
     for t in range(T):
         F = sum(2 ** (-(k - t) / half_life) * log_w[k].item() for k in range(t, T))
-        assert f[0, t].item() == pytest.approx(math.exp(F))
+        assert f[0, 0, t].item() == pytest.approx(math.exp(F))
 
 
 @given(groups(max_size=6), st.lists(st.floats(-1, 2, width=32), min_size=6, max_size=6))
@@ -467,7 +498,10 @@ def test_the_draw_of_clip_cov_is_the_same_in_every_process():
     for seed in (1, 2):
         torch.manual_seed(seed)
         draws.append(clip_cov_mask(A, -logp.abs() * 4, mask, share=0.01))
+        assert torch.initial_seed() == seed
     assert draws[0].equal(draws[1]) and draws[0].sum() == int(0.01 * mask.sum())
+    wide = [torch.cat([x] * 4) for x in (A, -logp.abs() * 4, mask)]  # by default 2 in 10,000 tokens
+    assert [of(*wide).sum() for of in (clip_cov_mask, kl_cov_mask)] == [int(2e-4 * wide[2].sum())] * 2 == [2, 2]
 
 
 @given(st.integers(0, 1000), st.sampled_from(["token", "sequence_mean", "sequence_geometric"]))
@@ -511,6 +545,30 @@ def test_penalties_are_part_of_the_algorithms_loss():
     assert loss.item() == pytest.approx(-2 + 3 * LN(2) / 2)
 
 
+CHANGES = [("forking_tokens", {"keep": 0.9}), ("clip_cov", {"cov_share": 0.9}), ("clip_cov", {"cov_high": 2.0}),
+           ("steer", {"least_weight": 0.5}), ("stare", {"share": 0.9}), ("qae", {"quantile": 0.8}),
+           ("w_reinforce", {"positive": 0.5}), ("gepo", {"low_band": 3.0}), ("gepo", {"high_band": 3.0})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "settings"), CHANGES)
+def test_settings_change_the_credit(name, settings):
+    rows = [[0.1, 0.05], [0.02], [0.1], [0.2, 0.1], [3.0, 0.1], [2.0, 1.0], [4.0], [3.0]]
+    batch = rollouts(([0] * 4 + [1] * 4, [1.0, 0, 0, 0, 1, 1, 1, 0], rows))
+    one, other = get_algorithm(name), get_algorithm(name, **settings)
+    if name == "stare":
+        one, other = (replace(x, target_entropy=9.0) for x in (one, other))
+    assert not one.advantages(batch).equal(other.advantages(batch))
+
+
+def test_values_at_the_bounds_are_allowed():
+    for name, settings in (
+        ("entropy_advantage", {"alpha": 0}), ("kl_cov", {"cov_coef": 0}), ("stare", {"positive_weight": 0.5}),
+        ("gepo", {"low_band": 0, "high_band": 0}), ("gtpo", {"cap": 1.0}),
+        ("dapo", {"clip_high": 0, "max_rounds": 1, "tau_neg": 0.5}),
+    ):  # fmt: skip
+        get_algorithm(name, **settings)
+
+
 @pytest.mark.parametrize("name", ["gtpo", "grpo_s", "gspo"])
 def test_the_surrogate_is_a_setting_of_every_algorithm(name):
     part = Part(mask=torch.ones(1, 2).bool(), old_logp=torch.zeros(1, 2))
@@ -528,11 +586,14 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         ("qae", {"quantile": 1.0}, "0 < quantile < 1"),
         ("w_reinforce", {"positive": -0.1}, "penalises correct answers"),
         ("clip_cov", {"cov_share": 0}, "0 < cov_share <= 1"),
+        ("kl_cov", {"cov_share": 1.5}, "0 < cov_share <= 1"),
         ("clip_cov", {"cov_low": 5}, "low < high"),
         ("kl_cov", {"cov_coef": -1}, "cov_coef=-1"),
         ("steer", {"least_weight": 0}, "0 < least_weight <= 1"),
+        ("steer", {"least_weight": 1.5}, "0 < least_weight <= 1"),
         ("otb", {"credit": "maxrl"}, "a credit of its own"),
         ("stare", {"share": 0}, "0 < share <= 1"),
+        ("stare", {"share": 1.5}, "0 < share <= 1"),
         ("stare", {"negative_weight": 0}, "sign of an advantage"),
         ("stare", {"positive_weight": 0}, "sign of an advantage"),
         ("fipo", {"half_life": 0}, "half_life=0"),
@@ -541,6 +602,7 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         ("fipo", {"most_weight": 0.9}, "most_weight=0.9"),
         ("gepo", {"low_weight": 1.1}, "low_weight=1.1"),
         ("gepo", {"high_weight": -0.1}, "high_weight=-0.1"),
+        ("gepo", {"high_weight": 1.1}, "high_weight=1.1"),
         ("gepo", {"low_band": -1}, "low and high entropy at once"),
         ("gepo", {"high_band": -1}, "low and high entropy at once"),
     ],
@@ -567,11 +629,21 @@ def test_missing_columns():
     ("call", "says"),
     [
         (lambda: clip_cov_mask(COV_A[:1], COV_LOGP, EVERY), r"advantages has shape \(1, 2\)"),
+        (lambda: clip_cov_mask(COV_A, COV_LOGP[:1], EVERY), "logp has shape"),
         (lambda: kl_cov_mask(COV_A, COV_LOGP, EVERY, share=2.0), "cov_share=2.0"),
         (lambda: clip_cov_mask(COV_A, COV_LOGP, EVERY, low=5.0), "low < high"),
         (lambda: steer_weights(COV_A, COV_LOGP, COV_A.abs(), EVERY, least=0), "least=0"),
+        (lambda: steer_weights(COV_A, COV_LOGP, COV_A.abs(), EVERY, least=1.5), "least=1.5"),
+        (lambda: steer_weights(COV_A[:1], COV_LOGP, COV_A.abs(), EVERY), "advantages has shape"),
+        (lambda: steer_weights(COV_A, COV_LOGP[:1], COV_A.abs(), EVERY), "logp has shape"),
         (lambda: token_baseline_advantages(double([1.0]), COV_LOGP, COV_LOGP, EVERY), "rewards has shape"),
+        (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP[:1], COV_LOGP, EVERY), "logp has shape"),
+        (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP, COV_LOGP[:1], EVERY), "sum_sq has shape"),
+        (lambda: entropy_bands(COV_LOGP[:1], EVERY), "logp has shape"),
+        (lambda: future_weights(COV_LOGP[:1], COV_A, EVERY), "log_w has shape"),
+        (lambda: future_weights(COV_LOGP, COV_A[:1], EVERY), "advantages has shape"),
         (lambda: qae_advantages(double([1.0]), quantile=0), "quantile=0"),
+        (lambda: qae_advantages(double([1.0]), quantile=1.0), "quantile=1.0"),
         (lambda: w_reinforce_advantages(double([1.0])), "torch.bool"),
         (lambda: w_reinforce_advantages(torch.tensor([True]), positive=-1), "positive=-1"),
         (lambda: policy_loss(LOGP, OLD, ADVANTAGES, MASK, surrogate="ppo"), "clip, cispo, sapo"),

@@ -71,8 +71,7 @@ def all_at_once():
     return model, ids, logp, entropy
 
 
-@pytest.mark.parametrize("fewest", [1, 1000])
-@pytest.mark.parametrize("at_once", [2, 7])
+@pytest.mark.parametrize(("at_once", "fewest"), [(2, 1), (7, 1000)])
 def test_ended_answers_make_room(monkeypatch, all_at_once, at_once, fewest):
     """Waiting prompts take their places, so that slots are used several times over, and in the end there are fewer
     rows; every answer is that of `generate`, with its own scores."""
@@ -130,8 +129,7 @@ def test_fewer_rows_where_memory_is_short(monkeypatch):
     assert list(ours._kept) == [2]
 
 
-@pytest.mark.parametrize("at_once", [20, 7])
-@pytest.mark.parametrize("pages", [8, 20, 1000])
+@pytest.mark.parametrize(("pages", "at_once"), [(8, 7), (20, 20), (1000, 7)])
 def test_pages_are_given_as_answers_grow(monkeypatch, all_at_once, pages, at_once):
     """With room for one answer of the limit, for some, and for all: answers move, wait on the host and go on."""
     monkeypatch.setattr(buffers, "PAGE", 2)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from tests.support import trl_tiny
 
-from dew.algorithms import get_algorithm
 from dew.algorithms.base import Part
 from dew.algorithms.credit import give_credit
 from dew.engines.lab import differences, load_study, markdown, study
-from dew.engines.lab.arms import parse_arms, random_rollouts
+from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.lora import LoraPolicies, LoraSettings, as_base
 from dew.engines.lab.stack import Answers, Replica, Stack
 from dew.engines.lab.text import TextTask
@@ -288,15 +287,6 @@ def test_waiting_prompts_take_the_places_of_their_own_replica():
     torch.testing.assert_close(whole.logp, few.logp, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gtpo", "dew", "forking_tokens"])
-def test_a_placebo_keeps_the_distribution_of_the_weights(name):
-    given = random_rollouts(8, 16)[0]
-    rollouts = Rollouts(**{key: x.flatten(0, 1)[1:4] for key, x in given.items()})
-    true, placebo = (give_credit(get_algorithm(name, placebo=x), rollouts).advantages for x in (False, True))
-    assert torch.equal(true.sort(-1).values, placebo.sort(-1).values) and not torch.equal(true, placebo)
-    assert (placebo[~rollouts.mask] == 0).all()
-
-
 def test_controls_are_arms():
     arms = parse_arms(["dapo", "dew", "grpo_s", "forking_tokens"], [1e-4])
     labels = [x.label for x in arms]
@@ -312,7 +302,7 @@ def test_controls_are_arms():
 
 FAST = LoraSettings(
     group_size=4, prompts=4, optimizer_steps=1, generations=3, eval_problems=4, eval_k=2, evaluations=2,
-    max_new_tokens=24, rank=4, alpha=8.0, pass_tokens=4096,
+    max_new_tokens=6, rank=4, alpha=8.0, pass_tokens=4096,
 )  # fmt: skip
 
 
@@ -325,8 +315,12 @@ def _few_problems():
 
 
 def run_study(folder, arms=("dapo", "dew"), **more):
+    """Judged by their digits, some of the answers are correct although they are short."""
     how = {"model": "tiny", "tasks": ["countdown"], "seeds": 2, "settings": FAST, "device": "cpu", **more}
-    return study(list(arms), output=folder, learning_rates=[1e-3], say=lambda _: None, **how)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TextTask, "ended", lambda *_: None)
+        patch.setattr(TextTask, "_scored", Additions._scored)
+        return study(list(arms), output=folder, learning_rates=[1e-3], say=lambda _: None, **how)
 
 
 @pytest.fixture(scope="module")
@@ -361,7 +355,8 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
     del calls[:]
     run_study(tmp_path / "killed", seeds=1)
     assert calls == [2] and not (tmp_path / "killed" / studies.CHECKPOINT).exists()
-    assert numbers(tmp_path / "killed") == numbers(tmp_path / "whole")
+    assert (lines := numbers(tmp_path / "killed")) == numbers(tmp_path / "whole")
+    assert all(json.loads(line)["grad_norm"] > 0 for text in lines.values() for line in text.splitlines())
 
 
 def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
@@ -374,7 +369,7 @@ def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Stack, "generation", timed)
     monkeypatch.setattr(studies, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    how = {"arms": ["otb"], "seeds": 4, "settings": replace(FAST, max_new_tokens=6), "runs_at_once": 2}
+    how = {"arms": ["otb"], "seeds": 4, "runs_at_once": 2}
     assert len(run_study(tmp_path, limit_seconds=45, **how)) == 2  # a second stack would not end in time
     assert len(run_study(tmp_path, limit_seconds=15, **how)) == 2  # it is interrupted after two generations
     assert (tmp_path / studies.CHECKPOINT).exists()

@@ -169,9 +169,10 @@ def test_random_rewards_do_not_see_the_rewards():
 
 
 def test_a_stage_runs_in_pieces_on_the_bundled_model(tmp_path, monkeypatch, capsys):
-    quick = {"group_size": 4, "prompts": 4, "generations": 2, "eval_problems": 4, "eval_k": 4, "max_new_tokens": 24}
+    quick = {"group_size": 4, "prompts": 4, "generations": 2, "eval_problems": 4, "eval_k": 4, "max_new_tokens": 6}
     monkeypatch.setattr(b, "SETTINGS", {**b.SETTINGS, **quick, "optimizer_steps": 1, "rank": 4})
     monkeypatch.setitem(b.TASKS, "A", b.Task("countdown", "tiny", "countdown"))
+    monkeypatch.setattr("dew.engines.lab.text.MOST", 100)
     monkeypatch.setitem(b.STAGES, "replication", b.Stage(300, {"A": 1}))
     options = {"stage": "replication", "tasks": [], "data": tmp_path / "data", "work": tmp_path / "work", "model": None}
     options |= {"runs_at_once": 2, "rules": None}

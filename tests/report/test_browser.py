@@ -25,6 +25,7 @@ from dew.report.serve import make_server
 from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, write_records
 from make_run import make_run, make_study
+from make_scored_runs import make_scored_runs
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright to test the report's page")
@@ -162,8 +163,10 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("correct", [(True, False, True, False, False), (True,) * 5], ids=["mixed", "one outcome"])
-def test_page_computes_the_credit_of_dew(report: Path, opened: Any, correct: tuple[bool, ...]) -> None:
+@pytest.mark.parametrize(
+    ("correct", "every"), [((True, False, True, False, False), 1), ((True,) * 5, 7)], ids=["mixed", "one outcome"]
+)
+def test_page_computes_the_credit_of_dew(report: Path, opened: Any, correct: tuple[bool, ...], every: int) -> None:
     """A ragged group in which some tokens do not train, one entropy is below the floor, and answers have charges."""
     entropy = torch.rand(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 3 * 3
     mask = torch.tensor([[t < n for t in range(7)] for n in LENGTHS])
@@ -176,9 +179,9 @@ def test_page_computes_the_credit_of_dew(report: Path, opened: Any, correct: tup
         for i, n in enumerate(LENGTHS)
     ]
     code = "([group, all]) => all.map((s) => ['GRPO', 'GRPO-S', 'GTPO'].map((m) => dew.advantages(group, m, s)))"
-    found = opened(report).tab.evaluate(code, [{"answers": answers}, SETTINGS])
+    found = opened(report).tab.evaluate(code, [{"answers": answers}, SETTINGS[::every]])
     rollouts = Rollouts(reward=reward[None], mask=mask[None], entropy=entropy[None], extra=extra[None])
-    for settings, tables in zip(SETTINGS, found, strict=True):
+    for settings, tables in zip(SETTINGS[::every], found, strict=True):
         shared = {name: settings[name] for name in ("average", "pool", "spread", "entropy_clip")}
         grpo_s = get_algorithm("grpo_s", beta1=settings["alpha1"], beta2=settings["alpha2"], **shared)
         algorithms = (get_algorithm("grpo"), grpo_s, get_algorithm("gtpo", **settings))
@@ -594,13 +597,20 @@ def test_results_show_every_arm_on_one_axis(compared: Path, opened: Any) -> None
     assert "entropy" in page.tab.locator(".wanted").inner_text().lower()
 
 
+def test_differences_have_their_column_where_only_some_scores_are_paired(tmp_path: Path, opened: Any) -> None:
+    """Paired by problem: pass@k is, the accuracy in training is not."""
+    page = opened(build([make_scored_runs(tmp_path)]))
+    rows = ".charts .rows.paired .row"
+    assert page.each(rows, "[e.dataset.metric, e.querySelectorAll('.forest').length]") == [["area", 0], ["pass@1", 1]]
+
+
 def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     """One task at a time; a mark for every arm; pointing at its entry shows its lines and numbers."""
-    report = build([make_study(tmp_path / "study", arms=12, seeds=6, generations=20, tasks=2)])
+    report = build([make_study(tmp_path / "study", arms=12, seeds=5, generations=6, tasks=2)])
     content = json.loads(report.with_suffix(".json").read_text())
     arms, rows = content["tasks"][0]["arms"], content["tasks"][0]["rows"]
     area = next(row["after"] for row in rows if row["name"] == "area")
-    means = [sum(area[r] for r in arm["runs"]) / 6 for arm in arms]
+    means = [sum(area[r] for r in arm["runs"]) / 5 for arm in arms]
     page = opened(report)
     assert page.count('.row[data-metric="area"] .forest') == 11  # all but the baseline
     shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
@@ -615,14 +625,13 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     last, base = ([content["runs"][r]["metrics"]["entropy"][-1] for r in arms[k]["runs"]] for k in (9, 0))
     chart = page.tab.locator("[data-metrics=entropy]")
     shown = number(chart.locator(".plot-line b").inner_text())
-    assert shown == pytest.approx(sum(last) / 6 - sum(base) / 6, rel=1e-2)  # from the baseline
+    assert shown == pytest.approx(sum(last) / 5 - sum(base) / 5, rel=1e-2)  # from the baseline
     assert page.tab.title().endswith("· dew") and page.count("#tab-groups:visible") == 0
     page.choose("Seeds", "each")
-    assert page.count(".chip") == 12  # 72 runs, but one entry per arm
+    assert page.count(".chip") == 12  # 60 runs, but one entry per arm
     page.tab.click(".chip >> nth=1")
-    assert page.tab.url.endswith("hide=6.7.8.9.10.11") and "66 lines" in page.tab.inner_text(
-        "#view-curves .chart >> nth=0"
-    )
+    assert page.tab.url.endswith("hide=5.6.7.8.9")
+    assert "55 lines" in page.tab.inner_text("#view-curves .chart >> nth=0")
     page.choose("Task", "synthetic-1")
     assert "task=synthetic-1" in page.tab.url and page.each(".chip .dot", look) == marks
     assert page.texts(".chip")[1].startswith("synthetic(1) @ 0.0002")

@@ -22,9 +22,6 @@ import numpy as np
 import pytest
 import torch
 
-from dew.compare import Sampling, Scores
-from dew.compare.sampling import Sampled
-from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
 from dew.errors import ConfigError
 from dew.report import build, build_from_records, charts_of, content_of
@@ -33,10 +30,10 @@ from dew.report.results import arms_of, remarks, rows_of
 from dew.report.serve import View, make_server
 from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs
-from dew.rewards import Verdict
 from dew.run.folder import RunFolder, lock
 from dew.run.records import AnswerRecord, GroupRecord, read_records, write_records
 from make_run import make_run, make_study
+from make_scored_runs import make_scored_runs, write_answers
 
 
 def report_of(page: Path) -> dict[str, Any]:
@@ -461,20 +458,10 @@ def test_token_records_of_some_runs_of_a_large_study_are_read(tmp_path: Path, mo
 
 
 def test_one_run_each_is_paired_by_problem(tmp_path: Path) -> None:
-    """dapo has both answers to 40 problems right, grpo one of them."""
-    for name, verdicts in (("dapo", [True, True]), ("grpo", [True, False])):
-        folder = make_run(tmp_path / f"{name}-seed0", steps=5, groups=1, size=2, algorithm=name)
-        judged = [Verdict("correct" if right else "wrong", "1") for right in verdicts]
-        problems = [ScoredProblem(f"{i}?", "1", [Sampled("1", 1, False)] * 2, judged) for i in range(40)]
-        scores = Scores("sums", "by hand", Sampling(k=2), problems, 1.0, scored_by="math")
-        scores.write(folder / "answers-after.json")
-        RunFolder(folder).write_scores([{"when": "after", **scores.summary()}])
-        RunFolder(folder).write_run({"arm": name})
-    (tmp_path / "grid.json").write_text('{"settings": {}, "arms": ["grpo", "dapo"], "sources": {}}')
-    content = report_of(build([tmp_path]))
+    content = report_of(build([make_scored_runs(tmp_path)]))
     assert [arm["label"] for arm in content["arms"]] == ["grpo", "dapo"]  # the baseline first
     assert content["findings"][0]["text"].startswith("dapo is ahead of grpo in pass@1 by 0.500")
-    replace(scores, scored_by="mine.score > 0.5").write(folder / "answers-after.json")
+    write_answers(tmp_path / "dapo-seed0", [True, True], scored_by="mine.score > 0.5")
     assert not any(row["differences"] for row in report_of(build([tmp_path]))["rows"])  # scored differently
 
 
