@@ -34,7 +34,10 @@ from dew.report import benchmark
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md"]
-PAGES += [ROOT / "docs" / f"{name}.md" for name in ("study", "results", "real-models", "preferences", "lab", "kernels")]
+PAGES += [
+    ROOT / "docs" / f"{name}.md"
+    for name in ("study", "study-details", "results", "real-models", "preferences", "lab", "kernels")
+]
 PAGES += sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 NUMBER = re.compile(r"(?<![\w.,:/@-])[+−-]?\d[\d,]*(?:\.\d+(?: ?%)?| ?%)(?![\w.]*\w)")
 IGNORED = re.compile(

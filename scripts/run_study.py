@@ -1,4 +1,4 @@
-"""The open steps of docs/study.md, each as jobs of one task and a block of seeds, in order of value.
+"""The steps of docs/study-details.md, each as jobs of one task and a block of seeds, in order of value.
 
     python scripts/run_study.py --list                           jobs, runs, seconds on an H200
     python scripts/run_study.py OUT [--steps rules ...]          all jobs, three at a time

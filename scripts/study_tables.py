@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/study.md, from the runs in docs/results/study.
+"""The tables and the figure of docs/study.md and docs/study-details.md, from the runs in docs/results/study.
 
 python scripts/study_tables.py           print the tables
 python scripts/study_tables.py --write   put them into the page, and draw docs/images/study-effect.svg
@@ -22,7 +22,7 @@ from dew.run.records import Json
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "study"
-PAGE = DOCS / "study.md"
+PAGES = (DOCS / "study.md", DOCS / "study-details.md")
 TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 SCORES = ("area", "final", "pass@1", "pass@16")
 SIZE_SCORES = ("area", "pass@1", "pass@16")
@@ -95,7 +95,7 @@ def average(runs: Sequence[Result], score: str) -> str:
 
 
 def tables() -> dict[str, str]:
-    """The marked tables of docs/study.md, by name."""
+    """The marked tables of the pages, by name."""
     found = {
         "pooled": pooled_table(),
         "rates": rates(read("select")),
@@ -333,11 +333,12 @@ def main() -> None:
     if "--write" not in sys.argv:
         print("\n\n".join(f"{name}\n{table}" for name, table in made.items()))
         return
-    text = PAGE.read_text()
-    for name, table in made.items():
-        new = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
-        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
-    PAGE.write_text(text)
+    for page in PAGES:
+        text = page.read_text()
+        for name, table in made.items():
+            new = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
+            text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
+        page.write_text(text)
     (DOCS / "images" / "study-effect.svg").write_text(figure())
 
 
