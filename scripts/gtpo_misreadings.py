@@ -1,4 +1,4 @@
-"""Two public misreadings of GTPO as rules of their own, to be compared with the right one: docs/study-details.md, step 4."""
+"""Two misreadings of GTPO as rules of their own, to compare with the right one: docs/study-details.md, step 4."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar

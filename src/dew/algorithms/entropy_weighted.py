@@ -11,7 +11,7 @@ from dew.algorithms.base import Algorithm, Whose, recorded, spread
 from dew.checks import unmet
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.credit.comparison import BY_TOKENS, Compare, Value
-from dew.credit.gtpo import bound_problems, clip_problems, weight_problems
+from dew.credit.gtpo import cap_problems, clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -48,12 +48,8 @@ class EntropyWeighted(Algorithm):
     """The side whose credit is distributed by entropy; on the other side every weight is 1."""
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
-    shrink: float = 0.0
-    """Moves a weight w that comes from n values towards 1, by 1 + (w − 1) · n / (n + shrink). 0 is off."""
     cap: float | None = None
     """The largest weight of a token or answer."""
-    least: int = 1
-    """Weights are 1 where fewer values than this can be compared, e.g. 3."""
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -62,8 +58,11 @@ class EntropyWeighted(Algorithm):
     def problems(self) -> list[str]:
         weights = self._weights
         found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
-        found += bound_problems(self.shrink, self.cap, self.least)
-        return found + unmet((any(weights.values()), f"{' and '.join(weights)} are 0: every advantage would be 0."))
+        return (
+            found
+            + cap_problems(self.cap)
+            + unmet((any(weights.values()), f"{' and '.join(weights)} are 0: every advantage would be 0."))
+        )
 
     @property
     def uses_threshold(self) -> bool:
@@ -120,7 +119,7 @@ class EntropyWeighted(Algorithm):
 
     def _how(self, rollouts: Rollouts) -> dict[str, Any]:
         """What `gtpo_rewards` and `grpo_s_rewards` have in common."""
-        names = ("average", "spread", "entropy_clip", "shrink", "cap", "least")
+        names = ("average", "spread", "entropy_clip", "cap")
         return {**self._weights, **{name: getattr(self, name) for name in names}, "extra": rollouts.extra}
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens, unmet
 from dew.credit.comparison import Compare, Value, compared
 from dew.errors import ConfigError
-from dew.ops import H_FLOOR, PG, PGT, Dims, Ids, MaskPG, MaskPGT, at_least_float32, masked_mean, masked_sum, standardize
+from dew.ops import H_FLOOR, PG, PGT, Dims, Ids, MaskPG, MaskPGT, at_least_float32, masked_mean, standardize
 
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
@@ -28,7 +28,7 @@ def gtpo_rewards(
     correct: MaskPG, entropy: PGT, mask: MaskPGT, *, alpha1: float = 1.0, alpha2: float = 0.1,
     compare: Compare = "column", average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None,
     spread: Side = "both", value: Value = "entropy", tokens: Ids | None = None, step_ends: Sequence[int] = (),
-    shrink: float = 0.0, cap: float | None = None, least: int = 1, extra: PG | None = None,
+    cap: float | None = None, extra: PG | None = None,
 ) -> PGT:  # fmt: skip
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them (section 2.2).
 
@@ -49,7 +49,7 @@ def gtpo_rewards(
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
-        shrink: bounds the weights, as do `cap` and `least` (`shaped`). Off in the equations.
+        cap: the largest weight. Off in the equations.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
@@ -67,7 +67,7 @@ def gtpo_rewards(
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
     x, over = compared(H, won, mask, compare, value, tokens, step_ends)
-    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread, shrink, cap, least)
+    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread, cap)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
@@ -92,7 +92,7 @@ def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correc
 def grpo_s_rewards(
     correct: MaskPG, entropy: PGT, mask: MaskPGT, *, beta1: float = 1.0, beta2: float = 0.1,
     average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None, spread: Side = "both",
-    shrink: float = 0.0, cap: float | None = None, least: int = 1, extra: PG | None = None,
+    cap: float | None = None, extra: PG | None = None,
 ) -> PG:  # fmt: skip
     """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome (section 2.3).
 
@@ -111,7 +111,7 @@ def grpo_s_rewards(
     H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
     H = torch.where(live, H, 1)
     x = torch.where(correct, H, 1 / H)
-    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread, shrink, cap, least)
+    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread, cap)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
@@ -172,37 +172,28 @@ def mean_over(x: Tensor, alive: Tensor, over: Dims | Tensor, average: Average) -
 
 def shaped(
     x: Tensor, correct: Tensor, live: Tensor, over: Dims | Tensor, average: Average, alpha1: float, alpha2: float,
-    spread: Side, shrink: float, cap: float | None, least: int,
+    spread: Side, cap: float | None,
 ) -> Tensor:  # fmt: skip
     """r̃ = ±(α₁ + α₂ · w), w = x / mean(x over its comparison set), + on O⁺ and − on O⁻; 0 where not live.
 
     The comparison set is what is live and of the same polarity along the dims `over`, or has the same label `over`. The
-    paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
-
-    With n values in the comparison set, w becomes 1 + (w − 1) · n / (n + shrink), 1 if n < least, and at most `cap`.
+    paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1. No weight is
+    larger than `cap`.
     """
     check_choice("spread", spread, get_args(Side))
-    if problems := bound_problems(shrink, cap, least):
+    if problems := cap_problems(cap):
         raise ConfigError(problems)
     mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
     weight = x / torch.where(correct, mean_won, mean_lost)
-    if shrink or least > 1:
-        n_won, n_lost = (masked_sum(torch.ones_like(x), live & side, over) for side in (correct, ~correct))
-        n = torch.where(correct, n_won, n_lost)
-        weight = torch.where(n >= least, 1 + (weight - 1) * (n / (n + shrink)).to(x.dtype), 1)
     if spread != "both":
         weight = torch.where(correct == (spread == "correct"), weight, 1)
     r = alpha1 + alpha2 * (weight if cap is None else weight.clamp_max(cap))
     return torch.where(live, torch.where(correct, r, -r), 0)
 
 
-def bound_problems(shrink: float, cap: float | None, least: int) -> list[str]:
-    """What is wrong with the settings that bound a weight."""
-    return unmet(
-        (0 <= shrink < float("inf"), f"shrink={shrink}: weights would move away from 1. Give >= 0; 0 turns it off."),
-        (cap is None or cap >= 1, f"cap={cap}: a weight of 1 is the mean. Give at least 1."),
-        (least >= 1, f"least={least}: a comparison has at least one value. Give at least 1."),
-    )
+def cap_problems(cap: float | None) -> list[str]:
+    """What is wrong with the largest weight."""
+    return unmet((cap is None or cap >= 1, f"cap={cap}: a weight of 1 is the mean. Give at least 1."))
 
 
 def pooled(rewards: Tensor, won: Tensor, lost: Tensor, dim: Dims, pool: Pool) -> Tensor:
