@@ -82,6 +82,19 @@ def test_golden_statistics():
     assert stats["kl/approx"].item() == pytest.approx(0.5 / 3)
 
 
+@pytest.mark.parametrize("surrogate", ["clip", "cispo", "geo_mean", "dppo_tv", "dppo_kl"])
+def test_a_ratio_of_1_is_not_clipped(surrogate):
+    for A in (ADVANTAGES, -ADVANTAGES):
+        stats = policy_loss(OLD, OLD, A, MASK, surrogate=surrogate)[1]
+        assert stats["clip/low"] == stats["clip/high"] == 0
+
+
+def test_statistics_keep_no_graph():
+    logp = LOGP.clone().requires_grad_()
+    value, stats = policy_loss(logp, OLD, ADVANTAGES, MASK, ref_logp=OLD, kl_coef=0.1)
+    assert value.requires_grad and not any(x.requires_grad for x in stats.values())
+
+
 def test_golden_weight_applies_to_the_surrogate_and_not_to_the_kl():
     half = torch.full((2, 1), 0.5, dtype=torch.float64)
     assert policy_loss(LOGP, OLD, ADVANTAGES, MASK, weight=half)[0].item() == pytest.approx(loss() / 2)
