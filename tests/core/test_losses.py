@@ -89,6 +89,13 @@ def test_a_ratio_of_1_is_not_clipped(surrogate):
         assert stats["clip/low"] == stats["clip/high"] == 0
 
 
+def test_extreme_probabilities_give_finite_numbers():
+    one, half = torch.zeros(1, 1), torch.full((1, 1), LN(0.5))  # certain before: KL = ln 2 is above the bound
+    stats = policy_loss(half, one, -torch.ones(1), one == 0, surrogate="dppo_kl")[1]
+    assert stats["clip/low"] == 1
+    assert policy_loss(half, one, torch.ones(1), one == 0, ref_logp=half + 500)[1]["kl/ref"].isfinite()
+
+
 def test_statistics_keep_no_graph():
     logp = LOGP.clone().requires_grad_()
     value, stats = policy_loss(logp, OLD, ADVANTAGES, MASK, ref_logp=OLD, kl_coef=0.1)
