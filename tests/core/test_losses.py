@@ -89,6 +89,17 @@ def test_a_ratio_of_1_is_not_clipped(surrogate):
         assert stats["clip/low"] == stats["clip/high"] == 0
 
 
+def test_golden_statistics_of_one_token():
+    """w = ½ of a correct answer, beside padding: no ratio is larger, and nothing is clipped."""
+    logp, mask = torch.tensor([[LN(0.5), 0.0]]), torch.tensor([[True, False]])
+    stats = policy_loss(logp, torch.zeros(1, 2), torch.tensor([0.5]), mask)[1]
+    found = {name: x.item() for name, x in stats.items()}
+    assert found == pytest.approx(
+        {"ratio/mean": 0.5, "ratio/max": 0.5, "ratio/abs_log": LN(2), "clip/low": 0, "clip/high": 0,
+         "kl/approx": 0.5 + LN(2) - 1}
+    )  # fmt: skip
+
+
 def test_extreme_probabilities_give_finite_numbers():
     one, half = torch.zeros(1, 1), torch.full((1, 1), LN(0.5))  # certain before: KL = ln 2 is above the bound
     stats = policy_loss(half, one, -torch.ones(1), one == 0, surrogate="dppo_kl")[1]
