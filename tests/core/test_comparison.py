@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dew import DewError, Rollouts, get_algorithm
 from dew.credit import grpo_s_rewards, gtpo_rewards
 from dew.engines.credit import Rows, give_credit
+from dew.ops import masked_mean
 from groups import groups, pad
 
 BY_TOKENS = ["step", "step_mean", "context"]
@@ -201,6 +202,11 @@ def test_groups_do_not_mix(one, two, compare, value):
     alone = [*weights(*one, compare=compare, value=value), *weights(*two, compare=compare, value=value)]
     for row, live, expected in zip(together, mask, alone, strict=True):
         assert row[live].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_mean_of_a_label_without_values_is_0():
+    found = masked_mean(torch.tensor([3.0, 5.0, 7.0]), torch.tensor([True, True, False]), torch.tensor([0, 0, 1]))
+    assert found.tolist() == [4, 4, 0]
 
 
 # ---- bounds of a weight -------------------------------------------------------------------------
