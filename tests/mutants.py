@@ -30,7 +30,9 @@ SOURCES = [
     DEW / "ops.py",
     DEW / "losses.py",
     *sorted(DEW.glob("credit/[!_]*.py")),
-    *sorted(DEW.glob("algorithms/[!_]*.py")),
+    *(
+        x for x in sorted(DEW.glob("algorithms/[!_]*.py")) if x.stem != "user_rules"
+    ),  # guards of processes, not formulas
 ]
 NAMES = "golden gtpo grpo_s turns outcome_pool comparison baseline_credit losses rules algorithms rollouts"
 TESTS = [ROOT / f"tests/core/test_{name}.py" for name in NAMES.split()]
