@@ -7,7 +7,7 @@
     python scripts/quickstart_evidence.py                                           print the tables
 
 The file, recipes/tiny/countdown6.json, is a list of {name, what, runs: [{arm, seed, scores}]}. `what` begins the
-line on the screen. An entry replaces an earlier one of the same name.
+line on the screen. Small policies and a language model are entries of their own. An entry replaces an earlier one of the same name.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from dew.cli.demo import BASELINE, DEMO_RUNS
 from dew.compare import Result, compare_runs, read_result
 from dew.compare.results import run_folders
 from dew.compare.verdicts import markdown_table, signed, spread
+from dew.run.folder import RunFolder
 
 FILE = Path(__file__).parents[1] / "recipes" / "tiny" / "countdown6.json"
 SCORES = {"area": "accuracy, averaged over training", "pass@1": "pass@1 after", "pass@16": "pass@16 after"}
@@ -36,7 +37,10 @@ def measured_in(folder: Path, rate: float) -> dict[str, Any]:
     """The runs of `dew compare`, or a study of `dew lab` at this learning rate."""
     results = [read_result(run) for run in run_folders(folder)]
     if any(r.learning_rate for r in results):
-        found = [r for r in results if (r.task, r.learning_rate) == (TASK, rate)]
+        model = RunFolder(run_folders(folder)[0]).run().get("warm_start", {}).get("model")
+        found = [r for r in results if r.learning_rate == rate and (model or r.task == TASK)]
+        if model:
+            return entry("model", f"{Path(model).name} with LoRA, {found[0].task}, {{seeds}} seeds", found)
         return entry("lab", f"`dew lab`, {TASK}, numbers up to 13, {{seeds}} seeds", found)
     return entry("seeds", "{seeds} pairs of runs", results)
 
@@ -63,7 +67,7 @@ def main() -> None:
     new = [measured_in(folder, arguments.rate) for folder in arguments.folders]
     measured.update({one["name"]: one for one in new})
     if new:
-        FILE.write_text(json.dumps(list(measured.values()), indent=1) + "\n")
+        FILE.write_text(json.dumps(list(measured.values())) + "\n")
     print(tables(list(measured.values())))
 
 

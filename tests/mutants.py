@@ -30,9 +30,7 @@ SOURCES = [
     DEW / "ops.py",
     DEW / "losses.py",
     *sorted(DEW.glob("credit/[!_]*.py")),
-    *(
-        x for x in sorted(DEW.glob("algorithms/[!_]*.py")) if x.stem != "user_rules"
-    ),  # guards of processes, not formulas
+    *(x for x in sorted(DEW.glob("algorithms/[!_]*.py")) if x.stem != "user_rules"),
 ]
 NAMES = "golden gtpo grpo_s turns outcome_pool comparison baseline_credit losses rules algorithms rollouts"
 TESTS = [ROOT / f"tests/core/test_{name}.py" for name in NAMES.split()]

@@ -42,5 +42,8 @@ def test_the_runs_of_a_comparison_and_of_a_study(tmp_path, rate):
     found = script.measured_in(tmp_path / "study", rate)
     assert [(r["arm"], r["seed"]) for r in found["runs"]] == [("dapo", 4), ("dew", 4), ("dapo", 5), ("dew", 5)]
     assert all(r["scores"] == {"area": rate} for r in found["runs"]) and "2 seeds" in found["what"]
+    for home in (tmp_path / "study").glob("*/*"):
+        RunFolder(home).write_run({**RunFolder(home).run(), "warm_start": {"model": "some/model"}})
+    assert script.measured_in(tmp_path / "study", rate)["what"].startswith("model with LoRA, countdown")
     found = script.measured_in(tmp_path / "compare", rate)
     assert len(found["runs"]) == 4 and found["what"] == "2 pairs of runs"
