@@ -7,7 +7,8 @@
     python scripts/quickstart_evidence.py                                           print the tables
 
 The file, recipes/tiny/countdown6.json, is a list of {name, what, runs: [{arm, seed, scores}]}. `what` begins the
-line on the screen. Small policies and a language model are entries of their own. An entry replaces an earlier one of the same name.
+line on the screen. Small policies and a language model are entries of their own. An entry replaces an earlier one of
+the same name.
 """
 
 import argparse
