@@ -13,7 +13,7 @@ from dew.algorithms.base import Part
 from dew.algorithms.credit import give_credit
 from dew.engines.lab import differences, load_study, markdown, study
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.lora import LoraPolicies, LoraSettings, as_base
+from dew.engines.lab.lora import Base, LoraPolicies, LoraSettings, as_base
 from dew.engines.lab.stack import Answers, Replica, Stack
 from dew.engines.lab.text import TextTask
 from dew.rewards import verifier
@@ -285,6 +285,16 @@ def test_waiting_prompts_take_the_places_of_their_own_replica():
     few = run.policies.sample(problems, uniforms)
     assert torch.equal(whole.tokens, few.tokens) and whole.mask.any(-1).all()
     torch.testing.assert_close(whole.logp, few.logp, rtol=1e-4, atol=1e-5)
+
+
+def test_a_pass_takes_at_most_half_of_a_gpu(monkeypatch):
+    config = SimpleNamespace(hidden_size=100, intermediate_size=50, num_hidden_layers=2)
+    config.get_text_config = lambda: config
+    gpu = SimpleNamespace(device=torch.device("cuda"), config=config, dtype=torch.bfloat16)
+    gpu.get_memory_footprint = lambda: 1_000_000
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=5_000_000))
+    base = Base("m", gpu, None, (), None)  # (800 + 200) numbers x 2 layers x 2 bytes a token, of 4 MB
+    assert [base.pass_tokens(LoraSettings(pass_tokens=n)) for n in (49_152, 100)] == [500, 100]
 
 
 def test_controls_are_arms():

@@ -143,7 +143,7 @@ def _benchmark(
     own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
     with TemporaryDirectory() as work:
         others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
-    note = "Your rows are last." if others else "The benchmark has no committed runs yet: these are yours alone."
+    note = "Your rows are last." if others else "No runs of the benchmark are here: these are yours alone."
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
     text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
     write_atomically(folder / "benchmark.md", f"{text}\n".encode())
