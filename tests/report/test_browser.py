@@ -697,7 +697,9 @@ def test_a_wrong_answer_beside_its_nearest_correct_one(page: Page, mixed: GroupR
     )
     assert box.locator("summary").inner_text() == text
     box.locator("summary").click()
-    shown = box.locator(".beside .tokens").evaluate_all("(es) => es.map((e) => e.querySelector('.t').textContent)")
+    both = box.locator(".beside .tokens")
+    playwright.expect(both).to_have_count(2)  # drawn once it is open
+    shown = both.evaluate_all("(es) => es.map((e) => e.querySelector('.t').textContent)")
     assert shown == [answer.tokens[at], mixed.answers[j].tokens[at]]
 
 
