@@ -243,11 +243,12 @@ def test_the_kl_divergence_is_that_from_the_base_model():
     for i, kl in enumerate(run.history[-1]["kl"].tolist()):
         differences = []
         numbers = problems[i, :, 0].repeat_interleave(SMALL.group_size).tolist()
-        for n, tokens, logp, mask in zip(numbers, answers.tokens[i], answers.logp[i], answers.mask[i], strict=True):
-            prompt, answer = run.task.prompt(n), tokens[mask]
+        for row in range(0, len(numbers), 4):  # a quarter of the answers
+            tokens, logp, mask = (x[i, row] for x in (answers.tokens, answers.logp, answers.mask))
+            prompt, answer = run.task.prompt(numbers[row]), tokens[mask]
             logits = fresh(torch.tensor([[*prompt, *answer.tolist()]])).logits[0, len(prompt) - 1 : -1]
             differences += (logp[mask] - logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0]).tolist()
-        assert kl == pytest.approx(sum(differences) / len(differences), abs=1e-5) and abs(kl) > 1e-3
+        assert kl == pytest.approx(sum(differences) / len(differences), abs=1e-5) and abs(kl) > 1e-4
     new = stack(["dapo"], settings=replace(SMALL, generations=1))
     new.generation(0)
     assert new.history[0]["kl"].item() == pytest.approx(0, abs=1e-6)

@@ -329,13 +329,15 @@ class Stack:
         return norm, drift / compared.clamp_min(1)
 
     def _kl(self, problems: Problems, answers: Answers) -> Tensor:
-        """(R,) KL divergence from the start per token, by the mean of log π − log π₀ of the sampled tokens."""
+        """(R,) KL divergence from the start per token: the mean of log π − log π₀ over a quarter of the answers."""
         policies: Any = self.policies
-        prompts, mask = problems.prompt.repeat_interleave(self.settings.group_size, 1), answers.mask
+        some = torch.arange(0, self.settings.answers, 4, device=self.device)
+        prompts, tokens = problems.prompt[:, some // self.settings.group_size], answers.tokens[:, some]
+        logp, mask = answers.logp[:, some], answers.mask[:, some]
         total = torch.zeros(len(self.replicas), device=mask.device)
         for part in policies.passes(prompts, mask.sum(-1)):
-            start = policies.score_start(prompts[:, part], answers.tokens[:, part], mask[:, part])
-            total += ((answers.logp[:, part] - start) * mask[:, part]).sum((1, 2))
+            start = policies.score_start(prompts[:, part], tokens[:, part], mask[:, part])
+            total += ((logp[:, part] - start) * mask[:, part]).sum((1, 2))
         return total / mask.sum((1, 2))
 
     def _divisors(self, tokens: Tensor) -> Tensor:

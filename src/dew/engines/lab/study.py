@@ -41,7 +41,7 @@ from dew.run.records import AnswerRecord, GroupRecord, Json
 
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
-CHECKPOINT_SECONDS = 240.0
+CHECKPOINT_SECONDS = 480.0
 """Between states of a stack that are kept: so little is lost when a study is interrupted."""
 CHECKPOINT = ".stack.pt"
 ADAPTER = "adapter"
