@@ -27,7 +27,7 @@ from time import perf_counter
 
 from dew.compare import Difference, Result, corrected, paired
 from dew.compare.results import run_folders
-from dew.compare.statistics import Interval
+from dew.compare.statistics import SIGNIFICANT, Interval
 from dew.compare.verdicts import markdown_table, signed
 from dew.engines.lab.summary import noise
 from dew.errors import ConfigError, DewError, Problem
@@ -247,7 +247,7 @@ for the last one."""
 
 def page(runs: Runs) -> tuple[str, dict[str, str]]:
     """Markdown, and SVG files by name."""
-    parts = ["# The benchmark's results", INTRODUCTION]
+    parts = ["# The benchmark's results", _answer(runs), INTRODUCTION]
     if not any(runs.values()):
         return "\n\n".join([*parts, "No run has been made yet."]) + "\n", {}
     images = {}
@@ -257,7 +257,8 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     if stage1 := b.rate_means(runs.get("stage1-A-train", ())):
         parts += ["## Stage 1: the learning rate of each rule", _rates(stage1, runs)]
     if screen := _screening(runs.get("screen-A-train", ())):
-        parts += ["## Screening of further candidates", screen]
+        text, images["benchmark-screen.svg"] = screen
+        parts += ["## Screening of further candidates", text]
     for stage in ("stage2", "stage3"):
         rows = {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
         if rows:
@@ -267,6 +268,19 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
             given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
             parts += [f"### {task}: {b.TASKS[task].title}", b.table(found), *noise(given, runs[f"{stage}-{task}"])]
     return "\n\n".join(part.strip() for part in parts) + "\n", images
+
+
+def _answer(runs: Runs) -> str:
+    """The result so far, in a sentence."""
+    rows = {task: found for task in b.STAGES["stage3"].seeds if (found := b.stage_rows("stage3", task, runs))}
+    if not rows:
+        return "**No rule is known to beat DAPO on a language model.** Stage 3, which decides it, has not been run."
+    parts = []
+    for word in ("win", "level", "loss", "open"):
+        arms = {task: [row.arm for row in found if row.verdict == word] for task, found in rows.items()}
+        texts = [f"{', '.join(names)} ({task})" for task, names in arms.items() if names]
+        parts.append(f"{word}: {'; '.join(texts) or 'none'}")
+    return f"**Against DAPO, by rule and task.** {'. '.join(parts).capitalize()}."
 
 
 def _progress(runs: Runs) -> str:
@@ -310,8 +324,8 @@ def _rates(means: Mapping[str, Mapping[float, float]], runs: Runs) -> str:
     return markdown_table(["pass@1", *(f"{rate:g}" for rate in every)], lines) + f"\n{start}"
 
 
-def _screening(runs: Sequence[Result]) -> str:
-    """Candidates against DAPO and their placebos: a seed's value is its mean over the learning rates."""
+def _screening(runs: Sequence[Result]) -> tuple[str, str] | None:
+    """Candidates against DAPO and their placebos, as text and as an image."""
     of = b.by_arm(runs)
 
     def differences(score: str, pairs: Mapping[str, str | None]) -> dict[str, Difference]:
@@ -328,8 +342,21 @@ def _screening(runs: Sequence[Result]) -> str:
         lines.append(
             [arm, str(d.pairs), signed(d), f"{d.holm:.3f}", *others, *map(signed, filter(None, [placebo.get(arm)]))]
         )
+    if not lines:
+        return None
     head = ("candidate", "seeds", "pass@1 − DAPO", "p", "area − DAPO", "pass@4 − DAPO", "pass@1 − placebo")
-    return markdown_table(head, [[*line, *[""] * (len(head) - len(line))] for line in lines]) if lines else ""
+    seeds, clear = max(d.pairs for d in than[0].values()), [arm for arm, d in than[0].items() if d.holm < SIGNIFICANT]
+    text = (
+        f"{seeds} of {b.STAGES['screen'].seeds['A-train']} seeds. A seed's value is its mean over the learning rates "
+    )
+    text += (
+        f"{' and '.join(f'{rate:g}' for rate in SCREEN_RATES)}; p is Holm's, over the candidates. Different from DAPO: "
+    )
+    text += f"{', '.join(clear) or 'none'}.\n\n![pass@1 − DAPO of the candidates](images/benchmark-screen.svg)\n\n"
+    rows = [b.Row(arm, of[arm], {b.SCORES[0]: d}) for arm, d in than[0].items()]
+    return text + markdown_table(head, [[*line, *[""] * (len(head) - len(line))] for line in lines]), b.forest(
+        {b.TASKS["A-train"].title: rows}
+    )
 
 
 def main() -> None:
