@@ -24,9 +24,6 @@ except ImportError:  # not in every version: `refusal` says so, and `generate` s
 HAS_STATIC = Cache is not None
 GATHERED = "dew_gathered"
 """The name under which transformers finds `gathered_attention`."""
-LONG, LONGER = "_long", 32
-"""At the end of the name of the attention of rows that may have more pages than this: some of them are soon the only
-ones that have not ended, and several programs share the pages of each."""
 PAGE = 64
 """Tokens of a page."""
 COLUMNS = 4
@@ -208,8 +205,7 @@ class Buffers:
         mask = hidden(table, self.spans, self.layers[0].keys.dtype) if plain else table[:, None, None]
         positions = (self.length[:, None] + self.written - 1).long()
         inputs = {"input_ids": self.token, "attention_mask": mask, "position_ids": positions}
-        name = decoder.attention + LONG * (not plain and sum(self.spans) > LONGER)
-        attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", name)
+        attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", decoder.attention)
         with replaced([*decoder.parts, attention]):  # prompts and training use the model's own
             logits = decoder.logits(**inputs, past_key_values=Cache(layers=list(self.layers)))
         written = self.written.long()
