@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal, replaced, runs
+from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal, runs
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -365,37 +365,6 @@ def test_model_of_the_right_dtype_is_not_copied():
     model = trl_tiny.model(0)
     assert SamplingCopy(model).model is model
     assert SamplingCopy(model, torch.float32).model is model
-
-
-def test_adapters_take_two_kernels():
-    """As PEFT computes them; not those that are merged, disabled, of another kind or of another dtype."""
-    pytest.importorskip("triton")
-    from peft import LoraConfig, get_peft_model
-
-    from dew.decoding.fused import lora_parts
-
-    def adapted(**settings):
-        names = ["q_proj", "down_proj"]
-        model = get_peft_model(trl_tiny.model(**GROUPED), LoraConfig(r=4, target_modules=names, **settings)).double()
-        for name, p in model.named_parameters():
-            if "lora_B" in name:
-                torch.nn.init.normal_(p)
-        return model.eval()
-
-    model, ids = adapted(lora_alpha=12, lora_dropout=0.5), torch.tensor([PROMPTS[3]])
-    parts, expected = lora_parts(model), model(ids).logits
-    assert len(parts) == 4
-    with replaced(parts):
-        torch.testing.assert_close(model(ids).logits, expected)
-    with model.disable_adapter():
-        assert not lora_parts(model)
-    model.merge_adapter()
-    assert not lora_parts(model) and not lora_parts(adapted(use_dora=True)) and not lora_parts(adapted(lora_bias=True))
-    model = adapted()
-    model.get_base_model().bfloat16()
-    for name, p in model.named_parameters():
-        p.data = p.data.float() if "lora_" in name else p.data
-    assert not lora_parts(model) and len(lora_parts(SamplingCopy(model, torch.bfloat16).model)) == 4
 
 
 # ── in the trainer ──────────────────────────────────────────────────────────────────────────────────────────

@@ -1,4 +1,4 @@
-"""Kernels for steps of one token: norms, rotary embeddings, adapters, attention, and the draw of the token.
+"""Triton kernels for steps of one token: norms, rotary embeddings, attention, and the draw of the token.
 
 As written in transformers, norms and embeddings take 8 and 10 kernels, which at this size is half of a step's time, and
 PyTorch's attention cannot read pages. A part is replaced only if it is found to compute the same.
@@ -146,34 +146,10 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
-def lora_linear(base: Any, a: Tensor, b: Tensor, scale: float, x: Tensor) -> Tensor:
-    """A linear layer with an adapter of PEFT: scaling and both sums in one kernel, rounded once."""
-    found: Tensor = base(x)
-    return torch.addmm(found.flatten(0, -2), (x @ a.T).flatten(0, -2), b.T, alpha=scale).view_as(found)
-
-
-def lora_parts(model: Any) -> list[Part]:
-    """Layers with one plain adapter that is in use."""
-    parts: list[Part] = []
-    for layer in model.modules():
-        active = getattr(layer, "active_adapters", None) if hasattr(layer, "lora_A") else None
-        if not active or len(active) > 1 or layer.merged or layer.disable_adapters or not hasattr(layer, "base_layer"):
-            continue
-        (name,), base = active, layer.base_layer
-        if type(base) is not torch.nn.Linear or name not in layer.lora_A or name in layer.lora_variant:
-            continue
-        a, b = layer.lora_A[name], layer.lora_B[name]
-        if a.bias is None and b.bias is None and a.weight.dtype == b.weight.dtype == base.weight.dtype:
-            own = partial(lora_linear, base, a.weight, b.weight, layer.scaling[name])
-            parts.append((layer, "forward", own))
-    return parts
-
-
 def fused_parts(model: Any) -> list[Part]:
     like = model.get_input_embeddings().weight
     norms = [m for m in model.modules() if hasattr(m, "variance_epsilon") and type(m).__name__.endswith("RMSNorm")]
     parts: list[Part] = [(norm, "forward", partial(rms_norm, norm)) for norm in norms if _same_norm(norm, like)]
-    parts += lora_parts(model)
     home, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
     if hasattr(home, name) and _same_rotary(getattr(home, name), model.config.get_text_config(), like):
         parts.append((home, name, rotary))
