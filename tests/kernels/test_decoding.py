@@ -1,9 +1,7 @@
 """The decoder matches `generate`. On a CPU the captured steps run without graphs."""
 
 import functools
-import importlib.util
 import math
-import random
 from unittest import mock
 
 import pytest
@@ -12,7 +10,7 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal, runs
+from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -117,7 +115,7 @@ def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
     ours.device = torch.device("cuda")
     for distinct in (1, 8, math.inf):
         rows = ours.affordable(100, 200, distinct)
-        pages = 1 + decoder._capacity(rows) * buffers.pages_of(200) + min(distinct, rows) * buffers.pages_of(100)
+        pages = buffers.pages_in_use(decoder._capacity(rows), 100, 200, min(distinct, rows))
         assert decoder.FREE / 2 < math.prod(buffers.cache_shape(ours.model, pages)) * 4 / free <= decoder.FREE
 
 
@@ -127,58 +125,6 @@ def test_fewer_rows_where_memory_is_short(monkeypatch):
     ours = greedy(model)
     assert ours.answers(PROMPTS, 20) == generated(model, PROMPTS, 20)
     assert list(ours._kept) == [2]
-
-
-@pytest.mark.parametrize(("pages", "at_once"), [(8, 7), (20, 20), (1000, 7)])
-def test_pages_are_given_as_answers_grow(monkeypatch, all_at_once, pages, at_once):
-    """With room for one answer of the limit, for some, and for all: answers move, wait on the host and go on."""
-    monkeypatch.setattr(buffers, "PAGE", 2)
-    monkeypatch.setattr(runs, "SHORTEST", 1)
-    monkeypatch.setattr(decoder, "LOOK", 3)
-    monkeypatch.setattr(decoder, "FEWEST", 4)
-    model, expected, all_logp, all_entropy = all_at_once
-    prompts = 1 + min(at_once, len(set(map(tuple, MANY)))) * buffers.pages_of(max(map(len, MANY)))
-    monkeypatch.setattr(Decoder, "_room", lambda self: prompts + pages)
-    monkeypatch.setattr(Decoder, "affordable", lambda self, *_: at_once)
-    aside, inner = [], runs.Runs._put_aside
-    monkeypatch.setattr(runs.Runs, "_put_aside", lambda self, row, _: (aside.append(row), inner(self, row, _)))
-    ids, logp, entropy = greedy(model).scored(MANY, 14)
-    assert ids == expected and bool(aside) == (pages < 1000)
-    live = torch.tensor([[i < len(row) for i in range(14)] for row in ids])
-    torch.testing.assert_close(logp[live], all_logp[live])
-    torch.testing.assert_close(entropy[live], all_entropy[live])
-
-
-def test_runs_of_pages_are_apart_and_all_come_back():
-    """Against a table of all pages, in 300 random steps with answers that begin, grow, wait and end."""
-    dice, limit = random.Random(0), 40 * buffers.PAGE
-    storage = torch.zeros(1, 2, 3 + 200, 1, buffers.PAGE, 1)
-    state = buffers.Buffers([mock.Mock(keys=storage[0, 0])], 12, 1, limit, PAD)
-    state.start(limit)
-    ours, tokens = runs.Runs(storage, 3, limit), {}
-    for _ in range(300):
-        idle = [row for row in range(12) if row not in tokens]
-        fresh = dice.sample(idle, min(len(idle), dice.randint(0, 2)))
-        ours.begin(fresh)
-        tokens.update(dict.fromkeys(fresh, 1))
-        ours.grow(state, 50)
-        own = [
-            range(int(state.table[row, 2]), int(state.table[row, 2]) + buffers.pages_of(min(tokens[row] + 49, limit)))
-            for row in tokens
-            if row not in ours.waiting
-        ]
-        assert len({page for run in own for page in run}) == sum(map(len, own)) and (own or not tokens)
-        assert all(run[0] >= 3 and run[-1] < 203 for run in own)
-        tokens = {row: n if row in ours.waiting else n + 50 for row, n in tokens.items()}
-        over = [row for row, n in tokens.items() if row not in ours.waiting and (n > limit or dice.random() < 0.03)]
-        ours.advance(50, over)
-        tokens = {row: n for row, n in tokens.items() if row not in over}
-    while tokens:
-        ours.grow(state, 1)
-        over = [row for row in tokens if row not in ours.waiting]
-        ours.advance(1, over)
-        tokens = {row: n for row, n in tokens.items() if row not in over}
-    assert [len(free) for free in ours._free] == [0, 0, 5], "joined again"
 
 
 def test_fewer_rows_go_on_in_buffers_of_longer_answers(monkeypatch):
@@ -290,9 +236,6 @@ class Ending(Draw):
 def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before, limit, dtype, tolerance):
     """It continues alone; its scores are as near to a pass in float32 at its end as at its beginning."""
     monkeypatch.setattr(decoder, "FEWEST", 1)
-    if device == "cuda":  # room for the long one and few others: some wait
-        monkeypatch.setattr(Decoder, "_room", lambda self: 2 + buffers.pages_of(limit) + 10)
-        monkeypatch.setattr(Decoder, "affordable", lambda self, *_: 5)
     torch.manual_seed(0)
     lengths = [3, 40, limit, 7, 65]
     settings = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16}
@@ -532,16 +475,6 @@ def test_unsupported_models():
     assert "sliding_attention" in why_not(Qwen2ForCausalLM(Qwen2Config(vocab_size=9, **shape, **sliding)))
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=8))
     assert why_not(model) is None or "static cache" in why_not(model)
-
-
-def test_a_transformers_without_static_layers_is_refused(monkeypatch):
-    """Its own copy of the module: the others keep theirs."""
-    monkeypatch.delattr("transformers.cache_utils.StaticLayer")
-    spec = importlib.util.spec_from_file_location("buffers_of_another_version", buffers.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(decoder, "HAS_STATIC", module.HAS_STATIC)
-    assert "has no static cache layers" in refusal(trl_tiny.model())
 
 
 def test_owners_are_told_for_as_many_rows_as_a_step_has():
