@@ -71,7 +71,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
-    guide: str | None = _setting(None, "Mixed policy: model, OpenAI-compatible server or .jsonl file.")
+    guide: str | None = _setting(None, "Mixed policy: a .jsonl file of recorded answers.")
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
