@@ -16,7 +16,6 @@ from dew.algorithms import (
     DEFAULT_ALGORITHM,
     ENGINE_ALGORITHM,
     Algorithm,
-    algorithms_for,
     get_algorithm,
     split_algorithm,
 )
@@ -151,12 +150,18 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return []
 
     def _adopt_trl_settings(self) -> list[Problem]:
-        """TRL's clipping and KL become algorithm_kwargs; if no algorithm is named, its other settings choose one."""
+        """TRL's clipping and KL become algorithm_kwargs. If no algorithm is named and its other settings of the loss
+        differ from the default's, the algorithm is TRL's own."""
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
-            self.algorithm = self._choose_algorithm()
-            self.unnamed = self.algorithm == DEFAULT_ALGORITHM  # type: ignore[misc]
+            self.algorithm = DEFAULT_ALGORITHM
+            different = [*_conflicts(self, get_algorithm(DEFAULT_ALGORITHM)), *_unsupported(self)]
+            self.unnamed = not different  # type: ignore[misc]
+            if different:
+                self.algorithm = ENGINE_ALGORITHM
+                what = " ".join(problem.what for problem in different)
+                logger.warning("%s Training with the algorithm %s.", what, self.algorithm)
         kwargs = algorithm_settings(self.algorithm_kwargs)
         given = {ours: getattr(self, theirs) for theirs, ours in ALGORITHM_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
@@ -172,21 +177,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         kwargs |= {name: value for name, value in given.items() if value is not None}
         self.algorithm_kwargs = kwargs or None
         return problems
-
-    def _choose_algorithm(self) -> str:
-        """The default if it agrees with TRL's settings, else one that one of them asks for, else TRL's own."""
-        given = {name: getattr(self, name) for name in CHOOSE_ALGORITHM if getattr(self, name) is not None}
-        wanted = [name for setting, value in given.items() for name in algorithms_for(f"{setting}={value}")]
-        for name in [DEFAULT_ALGORITHM, *wanted]:
-            if not _conflicts(self, get_algorithm(name)) and not _unsupported(self):
-                break
-        else:
-            name = ENGINE_ALGORITHM
-        if name != DEFAULT_ALGORITHM:
-            shown = ", ".join(f"{k}={v!r}" for k, v in given.items()) or "TRL's settings of its own loss"
-            own = "" if name == ENGINE_ALGORITHM else f" `algorithm: {ENGINE_ALGORITHM}` trains exactly as TRL does."
-            logger.warning("%s: training with the algorithm %s.%s", shown, name, own)
-        return name
 
     def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
@@ -285,7 +275,6 @@ def _unsupported(config: DewConfig) -> list[Problem]:
     problems = []
     for name, default in ((f.name, f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED):
         if (value := getattr(config, name)) != default:
-            others = " or ".join(map(repr, [*algorithms_for(name), ENGINE_ALGORITHM]))
             what = f"{name}={value!r} is not supported by {config.algorithm}."
-            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={others}."))
+            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={ENGINE_ALGORITHM!r}."))
     return problems
