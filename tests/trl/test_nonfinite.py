@@ -262,7 +262,6 @@ DEGENERATE = {
     "all wrong": {"rewards": ALL_WRONG},
     "none scored": {"rewards": UNSCORED},
     "all empty": {"others": {"rollout_func": answers([1])}},
-    "all without a single token": {"others": {"rollout_func": answers([])}},
     "one token": {"max_completion_length": 1},
     "one token, the same": {"others": {"rollout_func": answers([13])}, "max_completion_length": 1},
     "all truncated": {"others": {"rollout_func": answers([13] * 6)}},

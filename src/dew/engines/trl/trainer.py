@@ -26,7 +26,6 @@ from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.errors import ConfigError, Problem
-from dew.files import write_atomically
 from dew.run.config import find_model
 from dew.run.settings import algorithm_settings
 
@@ -45,7 +44,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
-    rollout_func: Any
     _verified: str | None = None
     """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
@@ -80,8 +78,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch; and since PyTorch
         # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        if self.rollout_func is not None:
-            self.rollout_func = rollout.without_empty(self.rollout_func, self.eos_token_ids[0])
         self.outcome_index = outcome_index(self.reward_func_names, args)
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
@@ -172,14 +168,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             logger.log(
                 logging.WARNING if unexpected else logging.INFO, text, self.algorithm.label, args.batches, sampler
             )
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        super().create_model_card(*args, **kwargs)
-        card = Path(self.args.output_dir) / "README.md"
-        if self.is_world_process_zero() and card.is_file():  # TRL names models of the hub only
-            name = Path(str(getattr(self.model.config, "_name_or_path", ""))).name or "a local model"
-            text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", f"`{name}`")
-            write_atomically(card, text.replace('model="None"', f'model="{self.args.output_dir}"').encode())
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
