@@ -72,7 +72,7 @@ def check_folder(folder: Path) -> Check:
 # ── dew doctor ──────────────────────────────────────────────────────────────────────────────────────────────
 def doctor() -> list[Check]:
     """Fails only if something is broken or not supported."""
-    checks = (check_torch, check_versions, check_gpu, check_triton, check_free)
+    checks = (check_torch, check_versions, check_gpu, check_free)
     return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
 
 
@@ -119,30 +119,6 @@ def check_gpu() -> Check:
         says = f"An NVIDIA driver is installed, but torch {installed('torch')} finds no GPU."
         return warning("gpu", says, "Install a CUDA build of torch, and run nvidia-smi.", gpus=[])
     return ok("gpu", "None. The tiny recipes run on a CPU; larger models need a GPU.", gpus=[])
-
-
-def check_triton() -> Check:
-    """On a GPU, compile and run a kernel and compare it with the reference implementation."""
-    found = installed("triton")
-    if found is None or not gpus():
-        says = "Not installed: torch computes the head in chunks instead." if found is None else "It needs a GPU."
-        return ok("triton", says, version=found)
-    error = _kernel_error()
-    says = f"triton {found}: a kernel's result differs by {error:.1g} from the reference."
-    remedy = "Use impl='chunked', and report this output as a bug."
-    return graded("triton", says, remedy, warn=False, fail=error > 1e-2, version=found)
-
-
-def _kernel_error() -> float:
-    from dew.kernels import linear_logprob_entropy
-
-    torch.manual_seed(0)
-    hidden = torch.randn(64, 64, device="cuda").bfloat16()
-    weight = torch.randn(512, 64, device="cuda").bfloat16() / 8
-    targets = torch.arange(64, device="cuda")
-    ours = linear_logprob_entropy(hidden, weight, targets, impl="triton")
-    plain = linear_logprob_entropy(hidden, weight, targets, impl="reference")
-    return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
 
 
 def check_free() -> list[Check]:
@@ -216,7 +192,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     return [
         check_context(model.context, prompt, int(args.max_completion_length or 0)),
         check_memory(estimate(model, args, prompt, free), args, device, free),
-        check_disk(args, model, len(rows)),
+        check_disk(args, model),
     ]
 
 
@@ -264,26 +240,14 @@ def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: 
     return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail, **facts)
 
 
-def optimizer_steps(args: "DewConfig", rows: int) -> int:
-    prompts_per_step = args.batches.trained / args.batches.answers
-    steps = math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
-    return int(args.max_steps) if args.max_steps > 0 else steps
-
-
-def checkpoints(args: "DewConfig", steps: int) -> int:
-    """How many checkpoints are on disk at once, including the one being written."""
-    every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
-    written = {"no": 0, "epoch": math.ceil(args.num_train_epochs)}.get(args.save_strategy, math.ceil(steps / every))
-    return min(written, args.save_total_limit + 1) if args.save_total_limit else written
-
-
-def check_disk(args: "DewConfig", model: Model, rows: int) -> Check:
+def check_disk(args: "DewConfig", model: Model) -> Check:
+    """Room for the model and two checkpoints: the newest one, and the next while it is written."""
     weights = max(model.weight_bytes, 2) * model.trained
     each = weights + (0.0 if args.save_only_model else optimizer_bytes(args, model))
-    count, free = checkpoints(args, optimizer_steps(args, rows)), free_disk(Path(args.output_dir))
-    needed = count * each + weights
-    says = f"Checkpoints ({count} of {size(each)}) and model take {size(needed)}; {size(free)} free."
-    remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
+    free, saves = free_disk(Path(args.output_dir)), args.save_strategy != "no"
+    needed = weights + 2 * each * saves
+    says = f"The model takes {size(weights)}{f', a checkpoint {size(each)}' * saves}; {size(free)} free."
+    remedy = "Choose an output_dir on a larger disk; set save_total_limit: 1 or save_only_model: true."
     return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, bytes=round(needed), free=free)
 
 
@@ -292,9 +256,12 @@ def plan(parsed: "Parsed") -> dict[str, str]:
     args, batches = parsed.args, parsed.args.batches
     found = {"model": parsed.model.model_name_or_path, "data": parsed.data}
     found |= {"algorithm": args.build_algorithm().label, "batches": str(batches)}
-    if steps := optimizer_steps(args, parsed.run.problems if parsed.run.task else 0):  # 0: known once data are read
+    steps, most = int(args.max_steps), ""
+    if steps <= 0 and parsed.run.task:  # a file may have fewer problems than the run asks for
+        passes = args.num_train_epochs * args.num_iterations
+        steps, most = math.ceil(passes * parsed.run.problems * batches.answers / batches.trained), "at most "
+    if steps > 0:  # else it is known once the data are read
         generations = math.ceil(steps / batches.optimizer_steps)
-        most = "" if args.max_steps > 0 else "at most "  # a file may have fewer problems than the run asks for
         found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
         found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"
     return found

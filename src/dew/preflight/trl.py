@@ -235,23 +235,15 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
     return graded(name, says, remedy, warn=warn, fail=fail, **facts)
 
 
-def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:
+def check_filter(args: DewConfig, name: str, answers: Answers) -> Check:
     """A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group."""
-    algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
-    probes = probe(reward, data) if callable(reward) else ()
-    different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
-    if not algorithm.uses_threshold:
-        return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.")
-    problem = algorithm.graded(torch.tensor(different))
+    algorithm, chosen = args.build_algorithm(), "threshold" in (args.algorithm_kwargs or {})
+    problem = algorithm.graded(torch.from_numpy(answers.outcome))
     if problem is None:
-        return ok("filter", f"{name} decides which answers are correct, a binary reward.", values=different)
-    chosen, remedy = "threshold" in (args.algorithm_kwargs or {}), problem.remedy
-    if chosen:
-        remedy = "Nothing to change if answers above your threshold are the correct ones."
+        return ok("filter", f"{algorithm.name} can use what {name} returned.")
+    remedy = "Nothing to change if answers above your threshold are the correct ones." if chosen else problem.remedy
     fail = algorithm.dynamic_sampling and not chosen
-    return graded(
-        "filter", f"{name}: {problem.what} {problem.why}", remedy, warn=True, fail=fail, values=different[:20]
-    )
+    return graded("filter", f"{name}: {problem.what} {problem.why}", remedy, warn=True, fail=fail)
 
 
 def _mean(values: np.ndarray) -> float | None:
@@ -316,6 +308,7 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], N
     if answers is not None:
         checks.append(check_length(answers, int(args.max_completion_length or 0)))
         checks += [check_groups(answers), check_mean(answers), check_entropy(answers)]
+        checks.append(check_filter(args, name, answers))
     for i, reward in enumerate(data.names):
         checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
-    return checks + guarded("filter", check_filter, args, outcome, data, answers)
+    return checks
