@@ -139,21 +139,6 @@ def test_uneven_last_batches(tmp_path):
 
 
 @pytest.mark.slow
-def test_accelerate_launch(tmp_path):
-    """The same with accelerate's launcher."""
-    (tmp_path / "one").mkdir()
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"from pathlib import Path\nimport test_processes as here\nhere.run(Path({str(tmp_path)!r}), 2)\n"
-    )
-    done = tiny.accelerate_launch(script)
-    assert done.returncode == 0, done.stderr
-    assert tiny.in_children(lambda _: run(tmp_path / "one", 1)) == [0]
-    one, two = saved(tmp_path / "one"), saved(tmp_path, rank=1)
-    torch.testing.assert_close(two["weights"], one["weights"], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("first, then", [(1, 2), (2, 1)])
 def test_a_run_resumes_inside_a_generation_with_another_number_of_processes(first, then, tmp_path):
     def train(processes, steps):
