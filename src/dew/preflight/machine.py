@@ -88,17 +88,16 @@ def check_versions(engine: str | None = None) -> Check:
     engine = engine or ("verl" if installed("verl") else "trl")
     found = {name: installed(name) for name in NEEDED[engine]}
     releases = {name: number for name, number in found.items() if number is not None and name in SUPPORTED}
-    facts: dict[str, Any] = {"engine": engine, "installed": found}
     install = f"pip install {' '.join(f'{name}=={SUPPORTED[name][2]}' for name in releases)}"
     if broken := [f"{name} {number}" for name, number in releases.items() if not supported(name, number)]:
-        return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
+        return failed("versions", f"Not supported: {', '.join(broken)}.", install)
     if missing := [name for name in found if found[name] is None]:
         says = f"To train on {engine}, install: {', '.join(missing)}."
-        return warning("versions", says, f"pip install 'dew-rl[{engine}]'.", **facts)
+        return warning("versions", says, f"pip install 'dew-rl[{engine}]'.")
     newer = any(Version(number) > Version(SUPPORTED[name][2]) for name, number in releases.items())
     shown = ", ".join(f"{name} {number}" for name, number in releases.items())
     says = f"{shown}; tried with {', '.join(map(tried, releases))}."
-    return graded("versions", says, install, warn=newer, **facts)
+    return graded("versions", says, install, warn=newer)
 
 
 def check_torch() -> Check:
@@ -108,25 +107,25 @@ def check_torch() -> Check:
     says += f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
     remedy = "export OMP_NUM_THREADS=1 if several processes share the cores."
     warn = given is None and n > 1 and not torch.cuda.is_available()
-    return graded("torch", says, remedy, warn=warn, version=torch.__version__, cuda=torch.version.cuda, threads=n)
+    return graded("torch", says, remedy, warn=warn)
 
 
 def check_gpu() -> Check:
     if found := gpus():
         shown = "; ".join(f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free" for gpu in found)
-        return ok("gpu", f"{shown}.", gpus=found)
+        return ok("gpu", f"{shown}.")
     if Path("/proc/driver/nvidia/version").exists():
         says = f"An NVIDIA driver is installed, but torch {installed('torch')} finds no GPU."
-        return warning("gpu", says, "Install a CUDA build of torch, and run nvidia-smi.", gpus=[])
-    return ok("gpu", "None. The tiny recipes run on a CPU; larger models need a GPU.", gpus=[])
+        return warning("gpu", says, "Install a CUDA build of torch, and run nvidia-smi.")
+    return ok("gpu", "None. The tiny recipes run on a CPU; larger models need a GPU.")
 
 
 def check_free() -> list[Check]:
     memory, disk, here = free_memory(), free_disk(Path.cwd()), Path.cwd()
     remedy = "Close other programs: training the tiny model takes about 1 GB."
     return [
-        graded("memory", f"{size(memory)} of memory free.", remedy, warn=memory < 1.5 * GB, free=memory),
-        graded("disk", f"{size(disk)} free in {here}.", "Free some space.", warn=disk < GB, free=disk),
+        graded("memory", f"{size(memory)} of memory free.", remedy, warn=memory < 1.5 * GB),
+        graded("disk", f"{size(disk)} free in {here}.", "Free some space.", warn=disk < GB),
     ]
 
 
@@ -201,7 +200,7 @@ def check_context(context: int | None, prompt: int, limit: int) -> Check:
     says += f"{prompt + limit}, and the model has {context or 'no fixed number of'} positions."
     room = limit if context is None else context - prompt
     remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
-    return graded("context", says, remedy, warn=False, fail=limit > room, prompt=prompt, context=context)
+    return graded("context", says, remedy, warn=False, fail=limit > room)
 
 
 def optimizer_bytes(args: "DewConfig", model: Model) -> float:
@@ -232,12 +231,11 @@ REMEDIES = {
 
 def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float) -> Check:
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
-    facts = {"bytes": round(total), "free": round(free), "device": device, "largest": largest, "terms": terms}
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
     remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
-    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail, **facts)
+    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail)
 
 
 def check_disk(args: "DewConfig", model: Model) -> Check:
@@ -248,7 +246,7 @@ def check_disk(args: "DewConfig", model: Model) -> Check:
     needed = weights + 2 * each * saves
     says = f"The model takes {size(weights)}{f', a checkpoint {size(each)}' * saves}; {size(free)} free."
     remedy = "Choose an output_dir on a larger disk; set save_total_limit: 1 or save_only_model: true."
-    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, bytes=round(needed), free=free)
+    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free)
 
 
 def plan(parsed: "Parsed") -> dict[str, str]:
