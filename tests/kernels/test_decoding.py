@@ -216,50 +216,6 @@ def test_scores_are_those_of_a_pass_over_the_answers(settings):
         torch.testing.assert_close(w[:n].double(), truth.exp().square().sum(-1), rtol=1e-5, atol=1e-5)
 
 
-class Ending(Draw):
-    """Chooses the end token where the first uniform number is above 1, and nowhere else."""
-
-    def scored(self, logits, uniforms):
-        tokens, *others = super().scored(logits, uniforms.clamp_max(0.999))
-        return torch.where(uniforms[:, 0] > 1, EOS, torch.where(tokens == EOS, EOS + 1, tokens)), *others
-
-
-@pytest.mark.parametrize(
-    ("device", "before", "limit", "dtype", "tolerance"),
-    [
-        pytest.param("cpu", 16_000, 128, torch.float32, 1e-5, marks=pytest.mark.slow),
-        pytest.param("cpu", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.slow),
-        pytest.param("cuda", 0, 4096, torch.float32, 1e-3, marks=pytest.mark.gpu),
-        pytest.param("cuda", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.gpu),
-    ],
-)
-def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before, limit, dtype, tolerance):
-    """It continues alone; its scores are as near to a pass in float32 at its end as at its beginning."""
-    monkeypatch.setattr(decoder, "FEWEST", 1)
-    torch.manual_seed(0)
-    lengths = [3, 40, limit, 7, 65]
-    settings = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16}
-    model = trl_tiny.model(3, max_position_embeddings=32_768, **settings).to(device, dtype)
-    prompt = [3 + i % 17 for i in range(before + 5)]
-    uniforms = torch.rand(len(lengths), limit, 2)
-    uniforms[range(len(lengths)), [n - 1 for n in lengths]] = 2
-    ours = Decoder(model, Ending(), ends=[EOS], pad=PAD)
-    ids, found, logp, entropy = (
-        x.cpu() for x in ours.rows([prompt] * len(lengths), limit, uniforms=uniforms.to(device))
-    )
-    assert found.tolist() == lengths and 1 in ours._kept
-    model.float().cpu()
-    for i in (2, 4):
-        n, answer = lengths[i], ids[i, : lengths[i]]
-        with torch.no_grad():
-            logits = model(torch.tensor([[*prompt, *answer.tolist()]])).logits[0, len(prompt) - 1 : -1]
-        truth = logits.log_softmax(-1)
-        drawn = answer > EOS + 1  # else the draw was changed
-        gaps = (logp[i, :n] - truth[range(n), answer])[drawn], entropy[i, :n] + (truth.exp() * truth).sum(-1)
-        for first, last in ((gap[:64].abs().mean(), gap[-64:].abs().mean()) for gap in gaps):
-            assert last < tolerance and last < 2 * first + tolerance / 10
-
-
 # ── the sampling copy ───────────────────────────────────────────────────────────────────────────────────
 
 

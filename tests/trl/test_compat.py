@@ -55,14 +55,6 @@ def test_the_head_takes_the_arguments_that_are_passed():
     assert set(IMAGE_KEYS) <= set(found), changed("image arguments of _get_per_token_logps_and_entropies")
 
 
-def test_the_settings_that_an_algorithm_sets_exist():
-    names = {"epsilon", "epsilon_high", "beta", "loss_type", "scale_rewards", "importance_sampling_level",
-             "use_bias_correction_kl", "delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef",
-             "multi_objective_aggregation", "steps_per_generation", "num_iterations", "sapo_temperature_pos",
-             "sapo_temperature_neg"}  # fmt: skip
-    assert names <= set(GRPOConfig.__dataclass_fields__), changed("settings of GRPOConfig")
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     trainer = GRPOTrainer(
