@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew.engines.trl import checkpoints
-from dew.engines.trl.checkpoints import check_complete, newest_complete, write_manifest
+from dew.engines.trl.checkpoints import newest_complete, write_manifest
 from dew.engines.trl.rollout import PromptStream
 from dew.errors import ConfigError
 from dew.run.folder import RunFolder
@@ -125,8 +125,6 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(how, nam
     assert "checkpoint-10" in caplog.text
     if name != "dew_manifest.json":
         assert name in caplog.text and (tmp_path / "damaged-checkpoint-10").is_dir()
-        with pytest.raises(ConfigError, match=name):
-            check_complete(str(tmp_path / "damaged-checkpoint-10"))
     assert not (tmp_path / "checkpoint-10").exists()
 
 
@@ -175,8 +173,6 @@ def test_a_run_resumes_from_the_last_good_checkpoint(tmp_path, caplog):
     assert tiny.in_children(lambda _: _killed(tmp_path / "cut", STEPS, settings)) == [-signal.SIGKILL]
     DAMAGES["flipped"](tmp_path / "cut" / "checkpoint-5" / "model.safetensors")
     resumed = make(tmp_path / "cut", **settings)
-    with pytest.raises(ConfigError, match=r"checkpoint-5 cannot be used: model\.safetensors"):
-        resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
     resumed.train(resume_from_checkpoint=True)
     assert "checkpoint-5 is damaged: model.safetensors" in caplog.text
     assert_same(resumed, whole)

@@ -4,10 +4,8 @@ import logging
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
-from importlib.util import find_spec
 from typing import Any, ClassVar, get_args
 
-from transformers.integrations import integration_utils
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
@@ -19,7 +17,7 @@ from dew.algorithms import (
     get_algorithm,
     split_algorithm,
 )
-from dew.errors import ConfigError, Problem, unknown
+from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
 
@@ -27,7 +25,6 @@ logger = logging.getLogger("dew")
 
 LIMITS = {
     **SETTINGS,
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), Setting(least=0)),
     **dict.fromkeys(("guide_weight", "guide_failed_weight"), Setting(least=0)),
     **dict.fromkeys(("reward_timeout", "reward_memory"), Setting(above=0)),
 }
@@ -202,25 +199,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             "guide with kl_coef: the KL term is not defined on another policy's answers.": algorithm.kl_coef,
         }
         return [Problem(what) for what, wrong in found.items() if wrong]
-
-
-def not_installed(config: DewConfig) -> list[Problem]:
-    """Trackers and samplers that the config asks for and that are not there."""
-    problems, trackers = [], config.report_to if isinstance(config.report_to, list) else [config.report_to]
-    for name in (str(tracker) for tracker in trackers if isinstance(tracker, str) and tracker not in ("all", "none")):
-        available = getattr(integration_utils, f"is_{name}_available", None)
-        if name not in integration_utils.INTEGRATION_TO_CALLBACK:
-            known = [*integration_utils.INTEGRATION_TO_CALLBACK, "none"]
-            problems.append(unknown(f"report_to: {name!r} is not known.", name, known))
-        elif available is not None and not available():
-            also = "The run's folder has all metrics either way."
-            problems.append(
-                Problem(f"report_to: {name} is not installed.", also, f"pip install {name}, or report_to: none.")
-            )
-    if config.use_vllm and find_spec("vllm") is None:
-        remedy = "Install it (docs/trl.md), or remove use_vllm: then dew or transformers samples."
-        problems.append(Problem("use_vllm: vLLM is not installed.", remedy=remedy))
-    return problems
 
 
 def batches(args: GRPOConfig) -> Batches:

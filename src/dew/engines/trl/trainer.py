@@ -21,7 +21,7 @@ from dew.engines.credit import Credit, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
-from dew.engines.trl.config import DewConfig, not_installed
+from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
@@ -44,8 +44,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
-    _verified: str | None = None
-    """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: DewConfig | None = None, train_dataset: Any = None,
@@ -60,7 +58,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
-        if problems := [*not_installed(args), *(args.guide_problems() if guide is not None else [])]:
+        if problems := args.guide_problems() if guide is not None else []:
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
@@ -133,12 +131,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._say_how()
         try:
             if checkpoint is True:
-                checkpoint = self.last_good_checkpoint()
+                checkpoint = checkpoints.last_good(self.args.output_dir, self.accelerator)
                 if checkpoint is None:
                     what = f"resume: {self.args.output_dir} has no complete checkpoint."
                     raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint."))
-            elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
-                checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
             if finished is None:
                 result = super().train(checkpoint, *args, **kwargs)
@@ -172,10 +168,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
         return self._sampler
-
-    def last_good_checkpoint(self) -> str | None:
-        self._verified = checkpoints.last_good(self.args.output_dir, self.accelerator)
-        return self._verified
 
     # ── a generation: sample, score, credit, report ─────────────────────────────────────────────────────────
 
