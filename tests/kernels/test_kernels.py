@@ -260,6 +260,15 @@ def test_spans_cover_everything_once(length, nbytes):
     assert all(high - low <= max(1, nbytes // 32) or high - low <= 128 for low, high in cuts)
 
 
+@pytest.mark.parametrize("save", ["nothing", "scores", "slopes"])
+def test_operator_registration(save):
+    hidden, weight, targets, b = problem(6, 4, 9, bias=True)
+    hidden.requires_grad_(), weight.requires_grad_(save == "scores")
+    args = (hidden, weight, b, targets, 1.0, None, save, "chunked", save != "scores")
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.dew.logprob_entropy.default, args, test_utils=tests)
+
+
 def test_autocast():
     hidden, weight, targets, _ = problem(6, 4, 9, dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):

@@ -1,4 +1,8 @@
-"""`linear_logprob_entropy`: input checks, choice of implementation, autograd."""
+"""`linear_logprob_entropy`: input checks, choice of implementation, autograd.
+
+It is registered as two custom operators (`dew::logprob_entropy` and its backward), so torch.compile does not break
+the graph at them.
+"""
 
 import importlib
 import importlib.util
@@ -63,7 +67,7 @@ def linear_logprob_entropy(
             logp, entropy, squares = reference.logprob_entropy(hidden, head, targets)
     else:
         save = _what_to_save(hidden, weight, bias, entropy_grad)
-        logp, entropy, squares = _LogprobEntropy.apply(*given, save, impl, sum_sq)
+        logp, entropy, _, _, _, squares = _forward(*given, save, impl, sum_sq)
     entropy = entropy if entropy_grad else entropy.detach()
     return (logp, entropy, squares.detach()) if sum_sq else (logp, entropy)
 
@@ -104,7 +108,7 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
     if not trains:
         return "nothing" if not hidden.requires_grad else "scores" if entropy_grad else "slopes"
-    if entropy_grad or not hidden.is_cuda:
+    if entropy_grad or torch.compiler.is_compiling() or not hidden.is_cuda:
         return "scores"
     size = hidden.shape[0] * weight.shape[0] * hidden.dtype.itemsize
     return "weights" if size <= allowed(KEPT, hidden.device) else "scores"
@@ -252,48 +256,83 @@ def _empty(hidden: Tensor, head: Head, want: Sequence[bool]) -> Gradients:
     return [make(shape) if wanted else None for shape, wanted in zip(shapes, want, strict=True)]
 
 
-# ── autograd ────────────────────────────────────────────────────────────────────────────────────────────────
-class _LogprobEntropy(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float,
-        softcap: float | None, save: str, impl: str, sum_sq: bool,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-        """logp, entropy, and Σp² if wanted."""
-        head = Head(weight, bias, temperature, softcap)
-        n, hidden, saved = hidden.shape[0], hidden.contiguous(), None
-        backend = backend_for(impl, hidden, head)
-        rows = _live_rows(targets, weight.shape[0])
-        x, y = _pick(rows, hidden, targets)
-        with torch.autocast(hidden.device.type, enabled=False):
-            if save == "slopes":
-                stats, u = _slopes(backend, x, head, y, sum_sq)
-                saved = _spread(rows, u, n)
-            else:
-                saved = _empty_weights(len(x), head, hidden.dtype) if save == "weights" else None
-                stats = backend.statistics(x, head, y, saved, sum_sq)
-        logp, entropy, lse, scale = (_spread(rows, s, n) for s in stats[:4])
-        squares = None if stats.sum_sq is None else _spread(rows, stats.sum_sq, n)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, weight, bias, targets, logp, entropy, lse, scale, saved)
-        ctx.temperature, ctx.softcap, ctx.save, ctx.impl = temperature, softcap, save, impl
-        return logp, entropy, squares
+# ── the operators ───────────────────────────────────────────────────────────────────────────────────────────
+@torch.library.custom_op("dew::logprob_entropy", mutates_args=())
+def _forward(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,
+    save: str, impl: str, sum_sq: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """logp, entropy, lse, scale, the tensor saved for the backward pass, and Σp² (empty if not wanted)."""
+    head = Head(weight, bias, temperature, softcap)
+    n, hidden = hidden.shape[0], hidden.contiguous()
+    backend = backend_for(impl, hidden, head)
+    rows = _live_rows(targets, weight.shape[0])
+    x, y = _pick(rows, hidden, targets)
+    saved = hidden.new_empty(0)
+    with torch.autocast(hidden.device.type, enabled=False):
+        if save == "slopes":
+            stats, u = _slopes(backend, x, head, y, sum_sq)
+            saved = _spread(rows, u, n)
+        elif save == "weights":
+            saved = _empty_weights(n, head, hidden.dtype)
+            stats = backend.statistics(x, head, y, saved[: x.shape[0]], sum_sq)
+        else:
+            stats = backend.statistics(x, head, y, None, sum_sq)
+    logp, entropy, lse, scale = (_spread(rows, s, n) for s in stats[:4])
+    squares = hidden.new_empty(0) if stats.sum_sq is None else _spread(rows, stats.sum_sq, n)
+    return logp, entropy, lse, scale, saved, squares
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, *stats, saved = ctx.saved_tensors
-        g, ge, _ = gradients
-        g, want = torch.zeros_like(stats[0]) if g is None else g, ctx.needs_input_grad[:3]
-        if ctx.save == "slopes":
-            return (saved * g[:, None]).to(hidden.dtype), *[None] * 8
-        head = Head(weight, bias, ctx.temperature, ctx.softcap)
-        with torch.autocast(hidden.device.type, enabled=False):
-            if ctx.save == "weights":
-                rows = _live_rows(targets, weight.shape[0])
-                x, g, scale = _pick(rows, hidden, g, stats[3])
-                dh, dw, db = _kept(saved, x, head, -g * scale, want)
-            else:
-                rows = _live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
-                x, y, g, ge, *some = _pick(rows, hidden, targets, g, ge, *stats)
-                dh, dw, db = _recompute(backend_for(ctx.impl, hidden, head), x, head, y, Statistics(*some), g, ge, want)
-        return None if dh is None else _spread(rows, dh, hidden.shape[0]), dw, db, *[None] * 6
+
+@_forward.register_fake
+def _(hidden, weight, bias, targets, temperature, softcap, save, impl, sum_sq):  # type: ignore[no-untyped-def]
+    *vectors, squares = [hidden.new_empty(hidden.shape[0], dtype=wide(hidden.dtype)) for _ in range(5)]
+    saved = torch.empty_like(hidden) if save == "slopes" else hidden.new_empty(0)
+    return (*vectors, saved, squares if sum_sq else hidden.new_empty(0))
+
+
+@torch.library.custom_op("dew::logprob_entropy_backward", mutates_args=())
+def _backward(
+    g: Tensor, ge: Tensor | None, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
+    stats: list[Tensor], saved: Tensor, temperature: float, softcap: float | None, save: str, impl: str,
+    want: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of hidden, weight and bias; empty tensors where not wanted: operators return only tensors."""
+    n, hidden = hidden.shape[0], hidden.contiguous()
+    g = g.to(wide(hidden.dtype))
+    if save == "slopes":
+        return (saved * g[:, None]).to(hidden.dtype), hidden.new_empty(0), hidden.new_empty(0)
+    head = Head(weight, bias, temperature, softcap)
+    with torch.autocast(hidden.device.type, enabled=False):
+        if save == "weights":
+            rows = _live_rows(targets, weight.shape[0])
+            x, g, scale = _pick(rows, hidden, g, stats[3])
+            grads = _kept(saved[: len(x)], x, head, -g * scale, want)
+        else:
+            rows = _live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
+            x, y, g, ge, *some = _pick(rows, hidden, targets, g, ge, *stats)
+            grads = _recompute(backend_for(impl, hidden, head), x, head, y, Statistics(*some), g, ge, want)
+    dh, dw, db = (hidden.new_empty(0) if t is None else t for t in grads)
+    return _spread(rows, dh, n) if want[0] else dh, dw, db
+
+
+@_backward.register_fake
+def _(g, ge, hidden, weight, bias, targets, stats, saved, temperature, softcap, save, impl, want):  # type: ignore[no-untyped-def]
+    inputs = (hidden, weight, bias)
+    return tuple(torch.empty_like(t) if w else hidden.new_empty(0) for t, w in zip(inputs, want, strict=True))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    hidden, weight, bias, targets, *ctx.settings, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(hidden, weight, bias, targets, *output[:5])
+
+
+def _gradient(ctx: Any, g: Tensor | None, ge: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    *inputs, logp, entropy, lse, scale, saved = ctx.saved_tensors
+    want = list(ctx.needs_input_grad[:3])
+    g = torch.zeros_like(logp) if g is None else g
+    grads = _backward(g, ge, *inputs, [logp, entropy, lse, scale], saved, *ctx.settings, want)
+    return *(t if w else None for t, w in zip(grads, want, strict=True)), *[None] * 6
+
+
+_forward.register_autograd(_gradient, setup_context=_setup)
