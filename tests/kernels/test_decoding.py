@@ -2,7 +2,6 @@
 
 import functools
 import math
-from unittest import mock
 
 import pytest
 import torch
@@ -259,16 +258,11 @@ def test_copy_does_not_call_the_original_model():
 
 def test_copy_shares_parameters_of_the_right_dtype():
     model = trl_tiny.model(0).bfloat16()
+    assert SamplingCopy(model, torch.bfloat16).model is SamplingCopy(model).model is model
     model.lm_head.float()  # like adapters on a frozen base
     copied = SamplingCopy(model, torch.bfloat16).model
     inner, outer = dict(copied.named_parameters()), dict(model.named_parameters())
     assert {name for name in inner if inner[name] is not outer[name]} == {"lm_head.weight"}
-
-
-def test_model_of_the_right_dtype_is_not_copied():
-    model = trl_tiny.model(0)
-    assert SamplingCopy(model).model is model
-    assert SamplingCopy(model, torch.float32).model is model
 
 
 # ── in the trainer ──────────────────────────────────────────────────────────────────────────────────────────
@@ -300,24 +294,6 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
     trl_tiny.trainer(tmp_path, max_steps=2).train()
     warnings = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
     assert len(warnings) == 1 and "not permitted" in warnings[0]
-
-
-def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):
-    """As PyTorch does it: the error of the step, then another when the capture ends, and nothing is restored."""
-    cuda = mock.MagicMock()
-    cuda.graph.return_value.__exit__.side_effect = RuntimeError("capture was invalidated")
-    ours = greedy(trl_tiny.model())
-    ours.answers(PROMPTS, 3)
-    (kept,) = ours._kept.values()
-    ours.device = torch.device("cuda", 1)
-    monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(kept, "_forward", mock.Mock(side_effect=RuntimeError("a synchronisation")))
-    with pytest.raises(RuntimeError, match="invalidated") as error:
-        kept.step(ours)
-    assert str(error.value.__context__) == "a synchronisation"
-    cuda.set_stream.assert_called_once_with(cuda.current_stream.return_value)
-    generator = cuda.default_generators[cuda.current_stream.return_value.device_index]
-    generator.graphsafe_set_state.assert_called_once_with(generator.clone_state.return_value)
 
 
 @pytest.mark.gpu

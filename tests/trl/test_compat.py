@@ -57,20 +57,9 @@ def test_the_head_takes_the_arguments_that_are_passed():
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    trainer = GRPOTrainer(
-        tiny.model(),
-        tiny.has_a,
-        GRPOConfig(
-            str(tmp_path_factory.mktemp("plain")),
-            per_device_train_batch_size=8,
-            num_generations=4,
-            max_completion_length=6,
-            num_iterations=2,
-            **tiny.ON_A_CPU,
-        ),
-        tiny.prompts(),
-        processing_class=tiny.tokenizer(),
-    )
+    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, **tiny.ON_A_CPU}
+    args = GRPOConfig(str(tmp_path_factory.mktemp("plain")), num_iterations=2, **settings)
+    trainer = GRPOTrainer(tiny.model(), tiny.has_a, args, tiny.prompts(), processing_class=tiny.tokenizer())
     trainer.model.train()
     return trainer
 
