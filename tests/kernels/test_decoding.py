@@ -1,7 +1,10 @@
 """The decoder matches `generate`. On a CPU the captured steps run without graphs."""
 
 import functools
+import importlib.util
 import math
+import random
+from unittest import mock
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal
+from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal, replaced, runs
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -114,7 +117,7 @@ def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
     ours.device = torch.device("cuda")
     for distinct in (1, 8, math.inf):
         rows = ours.affordable(100, 200, distinct)
-        pages = buffers.pages_in_use(decoder._capacity(rows), 100, 200, min(distinct, rows))
+        pages = 1 + decoder._capacity(rows) * buffers.pages_of(200) + min(distinct, rows) * buffers.pages_of(100)
         assert decoder.FREE / 2 < math.prod(buffers.cache_shape(ours.model, pages)) * 4 / free <= decoder.FREE
 
 
@@ -124,6 +127,58 @@ def test_fewer_rows_where_memory_is_short(monkeypatch):
     ours = greedy(model)
     assert ours.answers(PROMPTS, 20) == generated(model, PROMPTS, 20)
     assert list(ours._kept) == [2]
+
+
+@pytest.mark.parametrize(("pages", "at_once"), [(8, 7), (20, 20), (1000, 7)])
+def test_pages_are_given_as_answers_grow(monkeypatch, all_at_once, pages, at_once):
+    """With room for one answer of the limit, for some, and for all: answers move, wait on the host and go on."""
+    monkeypatch.setattr(buffers, "PAGE", 2)
+    monkeypatch.setattr(runs, "SHORTEST", 1)
+    monkeypatch.setattr(decoder, "LOOK", 3)
+    monkeypatch.setattr(decoder, "FEWEST", 4)
+    model, expected, all_logp, all_entropy = all_at_once
+    prompts = 1 + min(at_once, len(set(map(tuple, MANY)))) * buffers.pages_of(max(map(len, MANY)))
+    monkeypatch.setattr(Decoder, "_room", lambda self: prompts + pages)
+    monkeypatch.setattr(Decoder, "affordable", lambda self, *_: at_once)
+    aside, inner = [], runs.Runs._put_aside
+    monkeypatch.setattr(runs.Runs, "_put_aside", lambda self, row, _: (aside.append(row), inner(self, row, _)))
+    ids, logp, entropy = greedy(model).scored(MANY, 14)
+    assert ids == expected and bool(aside) == (pages < 1000)
+    live = torch.tensor([[i < len(row) for i in range(14)] for row in ids])
+    torch.testing.assert_close(logp[live], all_logp[live])
+    torch.testing.assert_close(entropy[live], all_entropy[live])
+
+
+def test_runs_of_pages_are_apart_and_all_come_back():
+    """Against a table of all pages, in 300 random steps with answers that begin, grow, wait and end."""
+    dice, limit = random.Random(0), 40 * buffers.PAGE
+    storage = torch.zeros(1, 2, 3 + 200, 1, buffers.PAGE, 1)
+    state = buffers.Buffers([mock.Mock(keys=storage[0, 0])], 12, 1, limit, PAD)
+    state.start(limit)
+    ours, tokens = runs.Runs(storage, 3, limit), {}
+    for _ in range(300):
+        idle = [row for row in range(12) if row not in tokens]
+        fresh = dice.sample(idle, min(len(idle), dice.randint(0, 2)))
+        ours.begin(fresh)
+        tokens.update(dict.fromkeys(fresh, 1))
+        ours.grow(state, 50)
+        own = [
+            range(int(state.table[row, 2]), int(state.table[row, 2]) + buffers.pages_of(min(tokens[row] + 49, limit)))
+            for row in tokens
+            if row not in ours.waiting
+        ]
+        assert len({page for run in own for page in run}) == sum(map(len, own)) and (own or not tokens)
+        assert all(run[0] >= 3 and run[-1] < 203 for run in own)
+        tokens = {row: n if row in ours.waiting else n + 50 for row, n in tokens.items()}
+        over = [row for row, n in tokens.items() if row not in ours.waiting and (n > limit or dice.random() < 0.03)]
+        ours.advance(50, over)
+        tokens = {row: n for row, n in tokens.items() if row not in over}
+    while tokens:
+        ours.grow(state, 1)
+        over = [row for row in tokens if row not in ours.waiting]
+        ours.advance(1, over)
+        tokens = {row: n for row, n in tokens.items() if row not in over}
+    assert [len(free) for free in ours._free] == [0, 0, 5], "joined again"
 
 
 def test_fewer_rows_go_on_in_buffers_of_longer_answers(monkeypatch):
@@ -164,13 +219,13 @@ def test_token_frequencies_match_the_softmax(temperature):
     torch.manual_seed(0)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
     n = 40_000
-    tokens = Draw(temperature=temperature).scored(logits.expand(n, -1), torch.rand(n, 2))[0]
-    counts = torch.bincount(tokens, minlength=5)
+    counts = torch.bincount(Draw(temperature=temperature)(logits.expand(n, -1)), minlength=5)
     assert counts[4] == 0
     expected = n * (logits[:4] / temperature).softmax(-1).double()
     assert chisquare(counts[:4].numpy(), (expected * n / expected.sum()).numpy()).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
 @pytest.mark.parametrize(
     ("settings", "warper"),
     [
@@ -181,17 +236,12 @@ def test_token_frequencies_match_the_softmax(temperature):
         ({"min_p": 0.2}, MinPLogitsWarper(0.2)),
     ],
 )
-def test_filters_match_transformers(settings, warper):
+def test_filters_match_transformers(settings, warper, temperature):
     torch.manual_seed(0)
     logits = torch.randn(64, 20) * 3
-    assert torch.equal(Draw(**settings).filter(logits).isinf(), warper(None, logits).isinf())
-
-
-@pytest.mark.parametrize("u", [0.0, 0.5, 1 - 2**-24])
-def test_a_token_that_a_filter_removed_is_never_drawn(u):
-    logits = torch.tensor([[-1.0, 3.0, 2.9, -2.0]]).expand(64, -1) + torch.linspace(0, 1, 64)[:, None]
-    tokens = Draw(top_k=2).scored(logits, torch.full((64, 2), u))[0]
-    assert set(tokens.tolist()) <= {1, 2}
+    ours = Draw(temperature=temperature, **settings).filter(logits)
+    theirs = warper(None, logits / temperature)
+    assert torch.equal(ours.isinf(), theirs.isinf())
 
 
 def test_scores_of_an_almost_certain_token():
@@ -218,6 +268,53 @@ def test_scores_are_those_of_a_pass_over_the_answers(settings):
         torch.testing.assert_close(q[:n].double(), truth[range(n), answer], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(h[:n].double(), -(truth.exp() * truth).sum(-1), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(w[:n].double(), truth.exp().square().sum(-1), rtol=1e-5, atol=1e-5)
+
+
+class Ending(Draw):
+    """Chooses the end token where the first uniform number is above 1, and nowhere else."""
+
+    def scored(self, logits, uniforms):
+        tokens, *others = super().scored(logits, uniforms.clamp_max(0.999))
+        return torch.where(uniforms[:, 0] > 1, EOS, torch.where(tokens == EOS, EOS + 1, tokens)), *others
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "limit", "dtype", "tolerance"),
+    [
+        pytest.param("cpu", 16_000, 128, torch.float32, 1e-5, marks=pytest.mark.slow),
+        pytest.param("cpu", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.slow),
+        pytest.param("cuda", 0, 4096, torch.float32, 1e-3, marks=pytest.mark.gpu),
+        pytest.param("cuda", 0, 16_384, torch.bfloat16, 0.02, marks=pytest.mark.gpu),
+    ],
+)
+def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before, limit, dtype, tolerance):
+    """It continues alone; its scores are as near to a pass in float32 at its end as at its beginning."""
+    monkeypatch.setattr(decoder, "FEWEST", 1)
+    if device == "cuda":  # room for the long one and few others: some wait
+        monkeypatch.setattr(Decoder, "_room", lambda self: 2 + buffers.pages_of(limit) + 10)
+        monkeypatch.setattr(Decoder, "affordable", lambda self, *_: 5)
+    torch.manual_seed(0)
+    lengths = [3, 40, limit, 7, 65]
+    settings = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1, "hidden_size": 16}
+    model = trl_tiny.model(3, max_position_embeddings=32_768, **settings).to(device, dtype)
+    prompt = [3 + i % 17 for i in range(before + 5)]
+    uniforms = torch.rand(len(lengths), limit, 2)
+    uniforms[range(len(lengths)), [n - 1 for n in lengths]] = 2
+    ours = Decoder(model, Ending(), ends=[EOS], pad=PAD)
+    ids, found, logp, entropy = (
+        x.cpu() for x in ours.rows([prompt] * len(lengths), limit, uniforms=uniforms.to(device))
+    )
+    assert found.tolist() == lengths and 1 in ours._kept
+    model.float().cpu()
+    for i in (2, 4):
+        n, answer = lengths[i], ids[i, : lengths[i]]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *answer.tolist()]])).logits[0, len(prompt) - 1 : -1]
+        truth = logits.log_softmax(-1)
+        drawn = answer > EOS + 1  # else the draw was changed
+        gaps = (logp[i, :n] - truth[range(n), answer])[drawn], entropy[i, :n] + (truth.exp() * truth).sum(-1)
+        for first, last in ((gap[:64].abs().mean(), gap[-64:].abs().mean()) for gap in gaps):
+            assert last < tolerance and last < 2 * first + tolerance / 10
 
 
 # ── the sampling copy ───────────────────────────────────────────────────────────────────────────────────
@@ -258,11 +355,47 @@ def test_copy_does_not_call_the_original_model():
 
 def test_copy_shares_parameters_of_the_right_dtype():
     model = trl_tiny.model(0).bfloat16()
-    assert SamplingCopy(model, torch.bfloat16).model is SamplingCopy(model).model is model
     model.lm_head.float()  # like adapters on a frozen base
     copied = SamplingCopy(model, torch.bfloat16).model
     inner, outer = dict(copied.named_parameters()), dict(model.named_parameters())
     assert {name for name in inner if inner[name] is not outer[name]} == {"lm_head.weight"}
+
+
+def test_model_of_the_right_dtype_is_not_copied():
+    model = trl_tiny.model(0)
+    assert SamplingCopy(model).model is model
+    assert SamplingCopy(model, torch.float32).model is model
+
+
+def test_adapters_take_two_kernels():
+    """As PEFT computes them; not those that are merged, disabled, of another kind or of another dtype."""
+    pytest.importorskip("triton")
+    from peft import LoraConfig, get_peft_model
+
+    from dew.decoding.fused import lora_parts
+
+    def adapted(**settings):
+        names = ["q_proj", "down_proj"]
+        model = get_peft_model(trl_tiny.model(**GROUPED), LoraConfig(r=4, target_modules=names, **settings)).double()
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(p)
+        return model.eval()
+
+    model, ids = adapted(lora_alpha=12, lora_dropout=0.5), torch.tensor([PROMPTS[3]])
+    parts, expected = lora_parts(model), model(ids).logits
+    assert len(parts) == 4
+    with replaced(parts):
+        torch.testing.assert_close(model(ids).logits, expected)
+    with model.disable_adapter():
+        assert not lora_parts(model)
+    model.merge_adapter()
+    assert not lora_parts(model) and not lora_parts(adapted(use_dora=True)) and not lora_parts(adapted(lora_bias=True))
+    model = adapted()
+    model.get_base_model().bfloat16()
+    for name, p in model.named_parameters():
+        p.data = p.data.float() if "lora_" in name else p.data
+    assert not lora_parts(model) and len(lora_parts(SamplingCopy(model, torch.bfloat16).model)) == 4
 
 
 # ── in the trainer ──────────────────────────────────────────────────────────────────────────────────────────
@@ -294,6 +427,24 @@ def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, cap
     trl_tiny.trainer(tmp_path, max_steps=2).train()
     warnings = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
     assert len(warnings) == 1 and "not permitted" in warnings[0]
+
+
+def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):
+    """As PyTorch does it: the error of the step, then another when the capture ends, and nothing is restored."""
+    cuda = mock.MagicMock()
+    cuda.graph.return_value.__exit__.side_effect = RuntimeError("capture was invalidated")
+    ours = greedy(trl_tiny.model())
+    ours.answers(PROMPTS, 3)
+    (kept,) = ours._kept.values()
+    ours.device = torch.device("cuda", 1)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(kept, "_forward", mock.Mock(side_effect=RuntimeError("a synchronisation")))
+    with pytest.raises(RuntimeError, match="invalidated") as error:
+        kept.step(ours)
+    assert str(error.value.__context__) == "a synchronisation"
+    cuda.set_stream.assert_called_once_with(cuda.current_stream.return_value)
+    generator = cuda.default_generators[cuda.current_stream.return_value.device_index]
+    generator.graphsafe_set_state.assert_called_once_with(generator.clone_state.return_value)
 
 
 @pytest.mark.gpu
@@ -412,6 +563,16 @@ def test_unsupported_models():
     assert "sliding_attention" in why_not(Qwen2ForCausalLM(Qwen2Config(vocab_size=9, **shape, **sliding)))
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=8))
     assert why_not(model) is None or "static cache" in why_not(model)
+
+
+def test_a_transformers_without_static_layers_is_refused(monkeypatch):
+    """Its own copy of the module: the others keep theirs."""
+    monkeypatch.delattr("transformers.cache_utils.StaticLayer")
+    spec = importlib.util.spec_from_file_location("buffers_of_another_version", buffers.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(decoder, "HAS_STATIC", module.HAS_STATIC)
+    assert "has no static cache layers" in refusal(trl_tiny.model())
 
 
 def test_owners_are_told_for_as_many_rows_as_a_step_has():

@@ -177,12 +177,13 @@ def test_frequencies_of_drawn_tokens():
     assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("longer", [0, 32])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma"])
-def test_fused_parts_of_a_decoder(family):
+def test_fused_parts_of_a_decoder(family, longer, monkeypatch):
     """Greedy answers as without them. Gemma's norm computes something else, and stays."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from dew.decoding import Decoder, Draw
+    from dew.decoding import Decoder, Draw, buffers
     from dew.decoding.decoder import _fused_parts
 
     shape = {
@@ -198,6 +199,7 @@ def test_fused_parts_of_a_decoder(family):
     for p in model.parameters():
         if p.ndim == 1:
             torch.nn.init.uniform_(p, 0.5, 1.5)
+    monkeypatch.setattr(buffers, "LONGER", longer)
     decoder = Decoder(model, Draw(greedy=True), ends=[1], pad=0)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
     decoder.parts, decoder.attention = [], "dew_gathered"
@@ -211,8 +213,9 @@ def test_fused_parts_of_a_decoder(family):
     assert all("forward" not in vars(m) for m in model.modules())
 
 
+@pytest.mark.parametrize("parts", [1, 8])
 @pytest.mark.parametrize(("heads", "shared", "width"), [(14, 2, 64), (3, 3, 24), (20, 1, 128)])
-def test_attention_to_pages(heads, shared, width):
+def test_attention_to_pages(heads, shared, width, parts):
     """What `store` writes and `attention` reads, against PyTorch's; a row that has ended writes and reads nothing."""
     from dew.decoding import buffers, fused
 
@@ -227,7 +230,7 @@ def test_attention_to_pages(heads, shared, width):
     assert ((pages != before).any(-1).sum((0, 2, 3)) > 0).tolist() == [i in (2, 5, 8) for i in range(9)]
     for row, (page, slot) in {0: (2, 0), 1: (5, 0), 3: (8, 2)}.items():
         assert torch.equal(pages[:, page, :, slot], torch.stack([key, value])[:, row, :, 0])
-    found = fused.attention(None, query, *pages, table[:, None, None], 0.3)[0]
+    found = fused.attention(None, query, *pages, table[:, None, None], 0.3, parts)[0]
     side_by_side = [buffers.gather(x, table, (2, 2)) for x in pages]
     mask = buffers.hidden(table, (2, 2), torch.float32)
     expected = buffers.gathered_attention(None, query, *side_by_side, mask, 0.3)[0]

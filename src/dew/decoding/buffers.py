@@ -1,10 +1,11 @@
 """What a sampling step reads and writes, at fixed addresses: keys and values in pages, and the state of each row.
 
-    pages      | unused | row 0: answer | row 1: answer | ... | prompt 0 | prompt 1 | ...
+    pages      | unused | prompt 0 | prompt 1 | ... | answers
 
-The keys and values of an answer lie in pages of its row, those of a prompt in pages that all its answers share: rows of
-a group stand side by side, so that a GPU reads a prompt from memory once for all of them. A table says where a row's
-pages begin and how many tokens they hold; transformers hands it on to attention in the place of a mask.
+The keys and values of an answer lie in pages of its own (`dew.decoding.runs`), those of a prompt in pages that all its
+answers share: rows of a group stand side by side, so that a GPU reads a prompt from memory once for all of them. A
+table says where a row's pages begin and how many tokens they hold; transformers hands it on to attention in the place
+of a mask.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,11 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+try:
+    from transformers.cache_utils import Cache, StaticLayer
+except ImportError:  # not in every version: `refusal` says so, and `generate` samples
+    Cache, StaticLayer = None, object
+
+HAS_STATIC = Cache is not None
 GATHERED = "dew_gathered"
 """The name under which transformers finds `gathered_attention`."""
+LONG, LONGER = "_long", 32
+"""At the end of the name of the attention of rows that may have more pages than this: some of them are soon the only
+ones that have not ended, and several programs share the pages of each."""
 PAGE = 64
 """Tokens of a page."""
 COLUMNS = 4
@@ -26,11 +35,6 @@ COLUMNS = 4
 
 def pages_of(tokens: int) -> int:
     return -(-tokens // PAGE)
-
-
-def pages_in_use(rows: int, width: int, new: int, prompts: int) -> int:
-    """Pages of so many answers of `new` tokens and prompts of `width`, and the one of rows that are not in use."""
-    return 1 + rows * pages_of(new) + prompts * pages_of(width)
 
 
 def gather(pages: Tensor, table: Tensor, spans: Sequence[int]) -> Tensor:
@@ -140,13 +144,9 @@ class Buffers:
         self.token.fill_(self.pad)
         self.ended.fill_(True)
 
-    def give_pages(self, rows: int) -> None:
-        """To the answers of the first rows."""
-        self.table[:rows, 2] = 1 + self.spans[1] * torch.arange(rows, device=self.table.device)
-
     def prompt_page(self, number: int) -> int:
-        """The first page of the prompt of this number."""
-        return pages_in_use(len(self), self.width, self.new, number)
+        """The first page of the prompt of this number; after the last, that of the answers."""
+        return 1 + self.spans[0] * number
 
     def load_uniforms(self, rows: Tensor, given: Tensor | None) -> None:
         """These, or new ones."""
@@ -200,13 +200,16 @@ class Buffers:
 
     def _forward(self, decoder: Any) -> None:
         plain = decoder.attention == GATHERED
-        table = self.table if plain else self.table.masked_fill(self.ended[:, None], 0)  # such a row reads nothing
+        table = self.table.masked_fill(self.ended[:, None], 0)  # such a row reads nothing
+        if plain:  # ... but the page that is not in use
+            table[:, 3].clamp_min_(1)
         for layer in self.layers:
             layer.table, layer.spans = table, self.spans if plain else None
         mask = hidden(table, self.spans, self.layers[0].keys.dtype) if plain else table[:, None, None]
         positions = (self.length[:, None] + self.written - 1).long()
         inputs = {"input_ids": self.token, "attention_mask": mask, "position_ids": positions}
-        attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", decoder.attention)
+        name = decoder.attention + LONG * (not plain and sum(self.spans) > LONGER)
+        attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", name)
         with replaced([*decoder.parts, attention]):  # prompts and training use the model's own
             logits = decoder.logits(**inputs, past_key_values=Cache(layers=list(self.layers)))
         written = self.written.long()

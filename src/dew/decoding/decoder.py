@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
-from dew.decoding.buffers import GATHERED, Buffers, PagedLayer, cache_shape, pages_in_use, pages_of
+from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of
 from dew.decoding.draw import Draw
 from dew.decoding.prompts import Prefill, Queue
+from dew.decoding.runs import Runs, run_sizes
 from dew.kernels import Head, plain_head
 from dew.kernels.chunked import round_up, scores
 
@@ -31,6 +33,10 @@ FEWEST = 128
 """Rows below which a step hardly gets faster."""
 FREE = 0.7
 """Share of the free memory that keys and values may take; with less, fewer answers are sampled at a time."""
+USED = 1 / 4
+"""Share of a long limit that there is memory for, in each row."""
+NEARLY = 0.9
+"""Of a storage that takes all of its share, so much is enough to use it again."""
 KEEP = 1 / 16
 """A cache above this share of the device's memory is released after each call, unless it is to be kept."""
 
@@ -75,6 +81,8 @@ def refusal(model: Any, devices: Sequence[str] = ("cuda",)) -> str | None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
         return "it is not a transformers model"
+    if not HAS_STATIC:
+        return f"transformers {transformers.__version__} has no static cache layers"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     attention = getattr(config, "_attn_implementation", None)
     parameters = [(p, f"{type(p).__name__} {type(p.data).__name__}") for p in model.parameters()]
@@ -181,7 +189,7 @@ class Decoder:
         """Which prompt each row answers."""
         buffers = self._fitting(len(place), width, new, prefill.make_room(len(place)))
         buffers.start(new)
-        buffers.give_pages(len(place))
+        runs = Runs(self._storage, buffers.prompt_page(prefill.room), new)
         made = [x.new_full((total, new), self.pad) for x in buffers.made]
 
         copied: set[int] = set()
@@ -196,15 +204,19 @@ class Decoder:
                     told([place[i] for i in fresh], made[0][to])
 
         prefill.load(place, range(len(place)), buffers)
+        runs.begin(range(len(place)))
         step, last = 0, new - 1  # all rows have ended after step `last`
-        while step < last or queue.waiting:
+        while step < last or queue.waiting or runs.waiting:
+            if step % LOOK == 0 and runs.grow(buffers, LOOK):
+                last = step + new - 1
             step += 1
             buffers.step(self)
             if step % LOOK:
                 continue
-            ended = buffers.ended[: len(place)].tolist()
+            ended = [x and i not in runs.waiting for i, x in enumerate(buffers.ended[: len(place)].tolist())]
             rows, live = ([i for i, x in enumerate(ended) if x == which] for which in (True, False))
             copy(rows)
+            runs.advance(LOOK, rows)
             if queue.waiting and len(rows) >= REFILL * len(place):
                 numbers, rows = queue.next(place, rows)
                 if rows:
@@ -213,6 +225,7 @@ class Decoder:
                         place[row] = number
                     copied.difference_update(rows)
                     prefill.load(place, rows, buffers)
+                    runs.begin(rows)
                     last = step + new - 1
             elif not queue.waiting and not live:
                 break
@@ -220,11 +233,10 @@ class Decoder:
                 larger, buffers, place = buffers, self._fitting(fewer, width, new), [place[i] for i in live]
                 copied.clear()
                 buffers.take(larger, torch.tensor(live, device=self.device))
+                runs.keep(live)
                 prefill.arrange(place, len(buffers))
         copy(range(len(place)))
-        memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
-        if self._storage.nbytes > KEEP * memory and not self.keep:
-            self._release()
+        self._release_large()
         return made
 
     def _worthwhile(self, fewer: int, buffers: Buffers) -> bool:
@@ -242,23 +254,29 @@ class Decoder:
 
     def affordable(self, width: int, new: int, prompts: float = math.inf) -> int:
         """Rows whose keys and values fit into the free memory, rounded down to a capacity: answers of `new` tokens to
-        so many `prompts` of `width` tokens."""
+        so many `prompts` of `width` tokens. Few answers reach a long limit."""
+        pages, prompt, answer = self._room() - 1, pages_of(width), max(run_sizes(new)[0], int(USED * pages_of(new)))
+        rows = max(pages // (prompt + answer), int(max(0, pages - prompts * prompt) // answer))
+        return max(1, rows - rows % _spacing(rows))
+
+    def _room(self) -> int:
+        """Pages for which there is memory."""
         if self.device.type != "cuda":
             return sys.maxsize
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
         free = torch.cuda.mem_get_info(self.device)[0] + unused + self._storage.nbytes
         page = math.prod(cache_shape(self.model, 1)) * self.model.get_input_embeddings().weight.itemsize
-        pages, prompt, answer = int(FREE * free / page) - 1, pages_of(width), pages_of(new)
-        rows = max(pages // (prompt + answer), int(max(0, pages - prompts * prompt) // answer))
-        return max(1, rows - rows % _spacing(rows))
+        return int(FREE * free / page)
 
     def _fitting(self, rows: int, width: int, new: int, prompts: int = 0) -> Buffers:
         """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
         capacity = self._capacity(rows)
         kept = self._kept.get(capacity)
         width, new = (width, new) if kept is None else (max(width, kept.width), max(new, kept.new))
-        shape = cache_shape(self.model, pages_in_use(capacity, width, new, prompts))
-        if prompts and self._storage.numel() < math.prod(shape):
+        others, longest, most = 1 + prompts * pages_of(width), run_sizes(new)[-1], self._room()
+        pages = max(others + longest, min(most, others + capacity * longest))
+        shape = cache_shape(self.model, pages)
+        if prompts and self._storage.numel() < math.prod(shape) * (NEARLY if pages == most else 1):
             self._release()  # before allocating larger ones
             # zeros: hidden slots must still be finite
             dtype = self.model.get_input_embeddings().weight.dtype
@@ -270,6 +288,11 @@ class Decoder:
                 self._pool = torch.cuda.graph_pool_handle()  # PyTorch refuses one whose last graph is gone
             kept = self._kept[capacity] = Buffers(self._layers, capacity, width, new, self.pad, 2 + self.draw.sum_sq)
         return kept
+
+    def _release_large(self) -> None:
+        memory = torch.cuda.mem_get_info(self.device)[1] if self.device.type == "cuda" else torch.inf
+        if self._storage.nbytes > KEEP * memory and not self.keep:
+            self._release()
 
     def _release(self) -> None:
         """Start without buffers. Graphs refer to the storage's address, so they go with it, and the pool with them."""

@@ -32,36 +32,46 @@ class Draw:
     def scored(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter; Σπ².
 
-        (B, 2) uniform numbers decide the tokens, by their cumulative probabilities.
+        Without filters, (B, 2) uniform numbers decide the tokens by their cumulative probabilities.
         """
         if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
             found: tuple[Tensor, ...] = kernel(logits, self.temperature, uniforms, self.sum_sq)
             return found
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
-        tokens = z.argmax(-1) if self.greedy else _by_cumulative_sum(self.filter(z), uniforms[:, :1])
+        tokens = _by_cumulative_sum(z, uniforms[:, :1]) if self.plain else self(logits)
         squares = [z.softmax(-1).square().sum(-1)] if self.sum_sq else []
         return tokens, *logp_entropy(z, tokens[:, None])[:2], *squares
 
-    def filter(self, z: Tensor) -> Tensor:
-        """Set to -inf the scores that top_k, then top_p, then min_p remove."""
-        if 0 < self.top_k < z.shape[-1]:
-            z = z.masked_fill(z < z.topk(self.top_k).values[:, -1:], -torch.inf)
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Logits (B, V) -> one token per row (B,)."""
+        if self.greedy:
+            return logits.argmax(-1)
+        if self.top_k or self.top_p < 1 or self.min_p:
+            logits = self.filter(logits.float())
+        # Gumbel-max trick: argmax z/T - log E, with E exponential, is distributed as softmax(z/T).
+        noise = torch.empty(logits.shape, device=logits.device).exponential_().log_()
+        return torch.sub(logits, noise, alpha=self.temperature).argmax(-1)
+
+    def filter(self, logits: Tensor) -> Tensor:
+        """Set to -inf the logits that top_k, then top_p, then min_p remove at this temperature."""
+        if 0 < self.top_k < logits.shape[-1]:
+            lowest = logits.topk(self.top_k).values[:, -1:]
+            logits = logits.masked_fill(logits < lowest, -torch.inf)
         if self.top_p < 1:
-            ordered, order = z.sort(descending=True)
-            p = ordered.softmax(-1)
+            ordered, order = logits.sort(descending=True)
+            p = (ordered / self.temperature).softmax(-1)
             removed = p.cumsum(-1) - p > self.top_p  # never the first
-            z = z.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), -torch.inf)
+            logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), -torch.inf)
         if self.min_p > 0:
-            p = z.softmax(-1)
-            z = z.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
-        return z
+            p = (logits / self.temperature).softmax(-1)
+            logits = logits.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
+        return logits
 
 
 def _by_cumulative_sum(z: Tensor, u: Tensor) -> Tensor:
-    """The first token at which the cumulative probability passes u, (B, 1); never one of probability 0."""
+    """The first token at which the cumulative probability passes u, (B, 1)."""
     total = z.softmax(-1).cumsum(-1)
-    last = (total < total[:, -1:]).sum(-1)
-    return (total <= u * total[:, -1:]).sum(-1).minimum(last)
+    return (total <= u * total[:, -1:]).sum(-1).clamp_max(z.shape[-1] - 1)
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Triton kernels for steps of one token: norms, rotary embeddings, attention, and the draw of the token.
+"""Kernels for steps of one token: norms, rotary embeddings, adapters, attention, and the draw of the token.
 
 As written in transformers, norms and embeddings take 8 and 10 kernels, which at this size is half of a step's time, and
 PyTorch's attention cannot read pages. A part is replaced only if it is found to compute the same.
@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from triton.runtime.errors import TritonError
 
-from dew.decoding.buffers import PAGE, gather, gathered_attention, hidden
+from dew.decoding.buffers import LONG, PAGE, gather, gathered_attention, hidden
 
 Part = tuple[Any, str, Callable[..., Any]]
 """An object, the name of one of its attributes, and what to call instead."""
@@ -73,9 +73,10 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 @triton.jit
 def _attention_kernel(
     query, q_row, q_head, keys, values, page_size, head_size, table, out, heads, group, width, scale,
-    GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The query heads that share a key head. A row whose table is 0 reads nothing and gets 0."""
+    """The query heads that share a key head. A row whose table is 0 reads nothing and gets 0. With several parts, each
+    reads some of the pages, and `_join_kernel` joins what they store: sums, maximum and divisor."""
     row, key_head, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDTH)[None]
     prompt, length = tl.load(table + row * 4), tl.load(table + row * 4 + 1)
     answer, written = tl.load(table + row * 4 + 2), tl.load(table + row * 4 + 3)
@@ -86,7 +87,12 @@ def _attention_kernel(
     top = tl.full([GROUP], float("-inf"), tl.float32)
     total = tl.zeros([GROUP], tl.float32)
     mixed = tl.zeros([GROUP, WIDTH], tl.float32)
-    for j in range(before + tl.cdiv(written, PAGE)):
+    begin, end = 0, before + tl.cdiv(written, PAGE)
+    if PARTS > 1:
+        each = tl.cdiv(end, PARTS)
+        begin = tl.program_id(2) * each
+        end = tl.minimum(end, begin + each)
+    for j in range(begin, end):
         page = tl.where(j < before, prompt + j, answer + j - before).to(tl.int64)
         here = slot < tl.where(j < before, length - j * PAGE, written - (j - before) * PAGE)
         place = page * page_size + key_head * head_size + slot[:, None] * width + i
@@ -98,21 +104,47 @@ def _attention_kernel(
         mixed = mixed * shrink[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
         total = total * shrink + tl.sum(p, 1)
         top = higher
-    tl.store(out + (row * heads + head) * width + i, mixed / tl.where(total > 0, total, 1.0)[:, None], mask=live)
+    if PARTS == 1:
+        tl.store(out + (row * heads + head) * width + i, mixed / tl.where(total > 0, total, 1.0)[:, None], mask=live)
+    else:
+        at = out + ((row * PARTS + tl.program_id(2)) * heads + head) * (width + 2)
+        tl.store(at + i, mixed, mask=live)
+        one = live & (i == 0)
+        tl.store(at + width + i, tl.broadcast_to(top[:, None], (GROUP, WIDTH)), mask=one)
+        tl.store(at + width + 1 + i, tl.broadcast_to(total[:, None], (GROUP, WIDTH)), mask=one)
+
+
+@triton.jit
+def _join_kernel(parts, out, heads, width, PARTS: tl.constexpr, WIDTH: tl.constexpr):
+    row, head, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDTH)[None]
+    at = parts + ((row * PARTS + tl.arange(0, PARTS)[:, None]) * heads + head) * (width + 2)
+    top, total = tl.load(at + width), tl.load(at + width + 1)
+    most = tl.maximum(tl.max(top), LOWEST)
+    share = tl.exp(top - most)
+    mixed = tl.sum(share * tl.load(at + i, mask=i < width, other=0.0), 0)[None]
+    total = tl.sum(share * total)
+    tl.store(out + (row * heads + head) * width + i, mixed / tl.where(total > 0, total, 1.0), mask=i < width)
 
 
 def attention(
-    _: Any, query: Tensor, key: Tensor, value: Tensor, table: Tensor, scaling: float | None = None, **__: Any
-) -> tuple[Tensor, None]:
-    """Attention of (B, heads, 1, D) queries to what the table, (B, 1, 1, 4), says of the pages of keys and values."""
+    _: Any, query: Tensor, key: Tensor, value: Tensor, table: Tensor, scaling: float | None = None, parts: int = 1,
+    **__: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Attention of (B, heads, 1, D) queries to what the table, (B, 1, 1, 4), says of the pages of keys and values.
+
+    With several `parts`, a power of two, so many programs share the pages of a row.
+    """
     rows, heads, _one, width = query.shape
     group, padded = heads // key.shape[1], max(16, triton.next_power_of_2(width))
     out = torch.empty(rows, 1, heads, width, dtype=query.dtype, device=query.device)
-    _attention_kernel[(rows, key.shape[1])](
-        query, query.stride(0), query.stride(1), key, value, *key.stride()[:2], table, out, heads, group, width,
-        scaling or width**-0.5, max(16, triton.next_power_of_2(group)), padded, key.shape[2], num_warps=WARPS,
+    into = out if parts == 1 else torch.empty(rows, parts, heads, width + 2, device=query.device)
+    _attention_kernel[(rows, key.shape[1], parts)](
+        query, query.stride(0), query.stride(1), key, value, *key.stride()[:2], table, into, heads, group, width,
+        scaling or width**-0.5, max(16, triton.next_power_of_2(group)), padded, key.shape[2], parts, num_warps=WARPS,
         num_stages=STAGES,
     )  # fmt: skip
+    if parts > 1:
+        _join_kernel[(rows, heads)](into, out, heads, width, parts, triton.next_power_of_2(width), num_warps=1)
     return out, None
 
 
@@ -140,16 +172,41 @@ def store(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, table: Tenso
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attention)
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION + LONG, partial(attention, parts=8))
 
 
 def rms_norm(norm: Any, x: Tensor) -> Tensor:
     return F.rms_norm(x, norm.weight.shape, norm.weight, norm.variance_epsilon)
 
 
+def lora_linear(base: Any, a: Tensor, b: Tensor, scale: float, x: Tensor) -> Tensor:
+    """A linear layer with an adapter of PEFT: scaling and both sums in one kernel, rounded once."""
+    found: Tensor = base(x)
+    return torch.addmm(found.flatten(0, -2), (x @ a.T).flatten(0, -2), b.T, alpha=scale).view_as(found)
+
+
+def lora_parts(model: Any) -> list[Part]:
+    """Layers with one plain adapter that is in use."""
+    parts: list[Part] = []
+    for layer in model.modules():
+        active = getattr(layer, "active_adapters", None) if hasattr(layer, "lora_A") else None
+        if not active or len(active) > 1 or layer.merged or layer.disable_adapters or not hasattr(layer, "base_layer"):
+            continue
+        (name,), base = active, layer.base_layer
+        if type(base) is not torch.nn.Linear or name not in layer.lora_A or name in layer.lora_variant:
+            continue
+        a, b = layer.lora_A[name], layer.lora_B[name]
+        if a.bias is None and b.bias is None and a.weight.dtype == b.weight.dtype == base.weight.dtype:
+            own = partial(lora_linear, base, a.weight, b.weight, layer.scaling[name])
+            parts.append((layer, "forward", own))
+    return parts
+
+
 def fused_parts(model: Any) -> list[Part]:
     like = model.get_input_embeddings().weight
     norms = [m for m in model.modules() if hasattr(m, "variance_epsilon") and type(m).__name__.endswith("RMSNorm")]
     parts: list[Part] = [(norm, "forward", partial(rms_norm, norm)) for norm in norms if _same_norm(norm, like)]
+    parts += lora_parts(model)
     home, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
     if hasattr(home, name) and _same_rotary(getattr(home, name), model.config.get_text_config(), like):
         parts.append((home, name, rotary))
@@ -168,8 +225,9 @@ def same_attention(model: Any) -> bool:
     table = torch.tensor([[1, PAGE + 3, 3, 5], [1, 7, 4, PAGE + 1]], dtype=torch.int32, device=like.device)
     inputs = gather(keys, table, (2, 2)), gather(values, table, (2, 2)), hidden(table, (2, 2), like.dtype)
     try:
-        found = attention(None, query, keys, values, table[:, None, None])[0]
-        return _near(found, gathered_attention(None, query, *inputs)[0])
+        expected = gathered_attention(None, query, *inputs)[0]
+        found = (attention(None, query, keys, values, table[:, None, None], parts=n)[0] for n in (1, 8))
+        return all(_near(x, expected) for x in found)
     except TritonError:  # a GPU with too little shared memory
         return False
 

@@ -72,8 +72,8 @@ class Prefill:
         """How many answers to each prompt are still to be started."""
         self._read = dict[Prompt, tuple[Pass, int]]()
         """Prompts with such answers: their pass and their place in it."""
-        self._free, self._loaded, self._answered = list[int](), dict[Prompt, int](), Counter[Prompt]()
-        """Numbers for prompts in the buffers; those of the prompts that are there; how many rows answer each."""
+        self.room, self._free, self._loaded, self._answered = 0, list[int](), dict[Prompt, int](), Counter[Prompt]()
+        """How many prompts the buffers hold, their free numbers, the numbers of prompts, how many rows answer each."""
 
     @property
     def distinct(self) -> int:
@@ -81,8 +81,9 @@ class Prefill:
 
     def make_room(self, rows: int) -> int:
         """How many prompts so many rows answer at most at a time."""
-        self._free = list(range(min(rows, self.distinct)))
-        return len(self._free)
+        self.room = min(rows, self.distinct)
+        self._free = list(range(self.room))
+        return self.room
 
     def arrange(self, place: Sequence[int], rows: int) -> None:
         """Tell whose rows these are; rows that are not in use count as the last owner's."""
