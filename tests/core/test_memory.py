@@ -49,4 +49,5 @@ def test_the_lab_and_preflight_use_it(monkeypatch):
 
     for module in (sys.modules[study.__module__], machine):
         monkeypatch.setattr(module, "free_memory", lambda: 7 * MIB)
-    assert sys.modules[study.__module__]._free("cpu") == machine.check_free()[0].facts["free"] == 7 * MIB
+    assert sys.modules[study.__module__]._free("cpu") == 7 * MIB
+    assert machine.check_free()[0].says == "7.34 MB of memory free."

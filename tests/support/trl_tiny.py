@@ -168,20 +168,6 @@ def in_children(function, count=1):
     return [child.exitcode for child in children]
 
 
-def accelerate_launch(script):
-    """Run a script on two gloo processes with accelerate's launcher, which is torchrun."""
-    import subprocess
-    import sys
-    from pathlib import Path
-
-    # --cpu would start one process and leave the others to MPI; --multi_gpu starts them all, here on gloo.
-    flags = ["--multi_gpu", "--num_processes=2", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
-    path = os.pathsep.join([str(Path(__file__).parents[1] / "trl"), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    command = [sys.executable, "-m", "accelerate.commands.launch", *flags, str(script)]
-    return subprocess.run(command, env=environment, timeout=600, capture_output=True, text=True, check=False)
-
-
 def _child(function, rank, count, port):
     from accelerate.state import AcceleratorState, GradientState, PartialState
 

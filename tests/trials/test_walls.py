@@ -42,15 +42,11 @@ WALLS = {
         "give pool different values.\n  → Remove it from algorithm_kwargs.",
     ),
     # before: model_name_or_path: 'tiny' cannot be loaded
-    "push_to_hub": (["train", *GAME, "--push_to_hub", "true", "--hub_model_id", "me/mine"], 1, "error: push_to_hub: "),
     "reward model": (
         ["train", *GAME, "--reward_model_name_or_path", "me/judge"], 1,
         "reward_model_name_or_path: 'me/judge' cannot be loaded",
     ),
-    # before: RuntimeError, ImportError and ValueError of TRL and transformers
-    "wandb": (["train", *GAME, "--report_to", "wandb"], 1, "report_to: wandb is not installed."),
-    "tracker": (["train", *GAME, "--report_to", "wnadb"], 1, "Did you mean 'wandb'?"),
-    "vLLM": (["train", *GAME, "--use_vllm", "true"], 1, "use_vllm: vLLM is not installed."),
+    # before: ValueError of TRL
     "weights": (["train", *GAME, "--reward_weights", "1", "2"], 1, "[1.0, 2.0]: 2 for 1 rewards, countdown."),
     # before: TypeError at a line of typer; AttributeError without a suggestion
     "signature": (["train", *GAME, "--algorithm", "extra.py:Rule"], 1, "Write def advantages(self, rollouts)."),

@@ -29,7 +29,7 @@ OPTIONAL_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_tok
 OVERRIDDEN = ("train", "_get_train_sampler", "_load_optimizer_and_scheduler", "_generate_and_score_completions",
               "_generate", "_generate_single_turn", "_calculate_rewards", "_get_per_token_logps_and_entropies",
               "_compute_loss", "training_step", "_get_grad_norm", "evaluation_loop", "log",
-              "_save_checkpoint", "create_model_card")  # fmt: skip
+              "_save_checkpoint")  # fmt: skip
 """The methods that `DewTrainer` overrides. All but `_compute_loss` call TRL's own and work on what it returns."""
 
 
@@ -55,30 +55,11 @@ def test_the_head_takes_the_arguments_that_are_passed():
     assert set(IMAGE_KEYS) <= set(found), changed("image arguments of _get_per_token_logps_and_entropies")
 
 
-def test_the_settings_that_an_algorithm_sets_exist():
-    names = {"epsilon", "epsilon_high", "beta", "loss_type", "scale_rewards", "importance_sampling_level",
-             "use_bias_correction_kl", "delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef",
-             "multi_objective_aggregation", "steps_per_generation", "num_iterations", "sapo_temperature_pos",
-             "sapo_temperature_neg"}  # fmt: skip
-    assert names <= set(GRPOConfig.__dataclass_fields__), changed("settings of GRPOConfig")
-
-
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    trainer = GRPOTrainer(
-        tiny.model(),
-        tiny.has_a,
-        GRPOConfig(
-            str(tmp_path_factory.mktemp("plain")),
-            per_device_train_batch_size=8,
-            num_generations=4,
-            max_completion_length=6,
-            num_iterations=2,
-            **tiny.ON_A_CPU,
-        ),
-        tiny.prompts(),
-        processing_class=tiny.tokenizer(),
-    )
+    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, **tiny.ON_A_CPU}
+    args = GRPOConfig(str(tmp_path_factory.mktemp("plain")), num_iterations=2, **settings)
+    trainer = GRPOTrainer(tiny.model(), tiny.has_a, args, tiny.prompts(), processing_class=tiny.tokenizer())
     trainer.model.train()
     return trainer
 

@@ -203,12 +203,3 @@ def test_flipped_tokens_are_counted(pool, flips):
     assert (by_hand == credit.flipped).all()
     share = credit_metrics(rows, credit)["credit/flipped_share"]
     assert share == pytest.approx(float(by_hand.sum() / rows.mask.sum())) and (share > 0.5) == flips
-
-
-@pytest.mark.parametrize("recorded", [False, True])
-def test_shaping_is_repeated_only_for_records(recorded, tmp_path, monkeypatch):
-    calls = []
-    inner = GTPO._shaped
-    monkeypatch.setattr(GTPO, "_shaped", lambda self, rollouts: calls.append(1) or inner(self, rollouts))
-    generation(ready(tmp_path, records_every=int(recorded)))
-    assert len(calls) == 1 + recorded

@@ -1,24 +1,19 @@
 """Mixed policy: the guide's answers join the group, with their own ratios and weights."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
 from accelerate import Accelerator
-from transformers import AutoTokenizer
 
 import trl_tiny as tiny
 from dew import DAPO, GTPO
 from dew.engines.credit import give_credit
-from dew.engines.trl.guide import GuideAnswer, MixedPolicy, ModelGuide, RecordedGuide, ServerGuide
+from dew.engines.trl.guide import GuideAnswer, MixedPolicy, RecordedGuide
 from dew.engines.trl.loss import loss_part
 from dew.errors import ConfigError, EngineError
 from dew.run.folder import RunFolder
-from dew.tasks import TINY
 
 A, B, EOS = 3 + tiny.LETTERS.index("a"), 3 + tiny.LETTERS.index("b"), 1
 
@@ -185,7 +180,7 @@ def test_a_failed_group_does_not_affect_the_others():
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-# ── kinds of guides ───────────────────────────────────────────────────────────────────────────────────────
+# ── recorded answers ───────────────────────────────────────────────────────────────────────────────────────
 def write(path, *lines):
     path.write_text("\n".join(json.dumps(line) for line in lines))
     return str(path)
@@ -221,100 +216,15 @@ def test_a_bad_file_is_rejected(line, advice, tmp_path):
         RecordedGuide(str(tmp_path / "g.jsonl"), tiny.tokenizer(), limit=6)
 
 
-def test_a_bundled_model_is_a_guide_by_its_name():
-    tokenizer = AutoTokenizer.from_pretrained(TINY)
-    (answer,) = ModelGuide("tiny", tokenizer, 8, 1.0, "cpu").answer("1,2>3:", tokenizer("1,2>3:")["input_ids"], 1, 0)
-    assert answer.logps is not None and len(answer.ids) == len(answer.logps) <= 8
-
-
-def test_a_guide_that_does_not_exist_is_rejected(tmp_path):
+def test_a_file_that_does_not_exist_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         tiny.trainer(tmp_path, guide=str(tmp_path / "none.jsonl"))
-    with pytest.raises(ConfigError, match="guide: there is no folder"):
-        tiny.trainer(tmp_path, guide=str(tmp_path / "no model"))
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        tiny.trainer(tmp_path, guide="owner/no-such-model")
-    with pytest.raises(EngineError, match="did not answer"):
-        tiny.trainer(tmp_path, guide="http://127.0.0.1:9")
 
 
 def test_prompts_missing_from_the_file_are_answered_by_the_policy_alone(tmp_path):
     path = write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})
     batch = tiny.generation(tiny.ready(tmp_path / "run", others={}, guide=path, guide_completions=2))
     assert batch["guided"].nonzero().tolist() == [[3]] and batch["guide_logps"][3].isnan().all()
-
-
-def test_a_model_as_guide():
-    """It is sampled from its whole distribution, and its log-probabilities are those of its own logits."""
-    model, prompt = tiny.model(seed=1), [5, 6, 7]
-    model.generation_config.top_p = 1e-6  # as good as greedy
-    guide = ModelGuide(model, tiny.tokenizer(), limit=5, temperature=0.7, device="cpu")
-    torch.manual_seed(0)
-    answers = guide.answer("", prompt, 8, turn=0)
-    assert len({tuple(answer.ids) for answer in answers}) > 1
-    for answer in answers:
-        logits = model(torch.tensor([prompt + answer.ids])).logits[0, len(prompt) - 1 : -1] / 0.7
-        expected = logits.log_softmax(-1)[range(len(answer.ids)), answer.ids]
-        assert answer.logps == pytest.approx(expected.tolist(), abs=1e-4)
-        assert len(answer.ids) == 5 or answer.ids[-1] == EOS
-
-
-class Server(BaseHTTPRequestHandler):
-    asked: ClassVar = []
-
-    def do_GET(self):
-        self._reply({"data": [{"id": "guide"}]})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.asked.append((self.path, body))
-        logprobs = {"tokens": ["a", "b"], "token_logprobs": [-0.1, -0.2]}
-        choices = [
-            {"text": "ab", "finish_reason": "stop", "logprobs": logprobs},
-            {"text": "ab", "finish_reason": "length", "logprobs": {"tokens": ["ab"], "token_logprobs": [-0.3]}},
-        ]
-        if "chat" in self.path:
-            content = [{"token": "a", "logprob": -0.5}]
-            choices = [{"message": {"content": "a"}, "finish_reason": "stop", "logprobs": {"content": content}}]
-        self._reply({"choices": choices})
-
-    def _reply(self, body):
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def server():
-    server = HTTPServer(("127.0.0.1", 0), Server)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-def test_an_openai_compatible_server(server):
-    guide = ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9)
-    same_tokens, other_tokens = guide.answer("1+1=", [], 2, turn=4)
-    assert same_tokens == GuideAnswer([A, B, EOS], [-0.1, -0.2, 0.0])
-    assert other_tokens == GuideAnswer([A, B]), "other tokens than the policy's: log-probabilities cannot be used"
-    path, body = Server.asked[-1]
-    assert path == "/v1/completions"
-    assert {"n": 2, "max_tokens": 6, "temperature": 0.9, "prompt": "1+1=", "model": "guide"}.items() <= body.items()
-    assert {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}.items() <= body.items()
-    messages = [{"role": "user", "content": "1+1="}]
-    assert guide.answer(messages, [], 1, turn=0) == [GuideAnswer([A, EOS], [-0.5, 0.0])]
-    assert Server.asked[-1][0] == "/v1/chat/completions" and Server.asked[-1][1]["messages"] == messages
-
-
-def test_a_server_of_another_kind_is_an_error_with_its_address(server, monkeypatch):
-    monkeypatch.setattr(Server, "do_GET", lambda self: self._reply({"status": "ok"}))
-    with pytest.raises(EngineError, match=r"/v1/models did not answer as an OpenAI-compatible server .*'data'"):
-        ServerGuide(server, tiny.tokenizer(), limit=6, temperature=0.9)
 
 
 # ── together with other features ──────────────────────────────────────────────────────────────────────────

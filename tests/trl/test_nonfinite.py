@@ -57,19 +57,16 @@ def in_reward(trainer, due, value):
     trainer.reward_funcs[0] = checked(spoiled)
 
 
-def in_scoring(place):
+def in_scoring(trainer, due, value):
     """While the sampling policy is scored."""
 
-    def enter(trainer, due, value):
-        def spoil(found):
-            if due() and not torch.is_grad_enabled():
-                found[place][0, 0] = value
-            return found
+    def spoil(found):
+        if due() and not torch.is_grad_enabled():
+            found[0][0, 0] = value
+        return found
 
-        trainer._captured_sampling._exact = False  # a scoring pass in every generation
-        replacing(trainer, "_get_per_token_logps_and_entropies", spoil)
-
-    return enter
+    trainer._captured_sampling._exact = False  # a scoring pass in every generation
+    replacing(trainer, "_get_per_token_logps_and_entropies", spoil)
 
 
 def in_sampling(trainer, due, value):
@@ -122,9 +119,8 @@ def some(cases, default):
 
 
 ENTRIES = {
-    "reward": in_reward, "logits, scored": in_scoring(0), "entropy, scored": in_scoring(1),
-    "entropy, scored in sampling": in_sampling, "advantages": in_advantages, "logits, trained": in_update,
-    "gradient": in_gradient,
+    "reward": in_reward, "logits, scored": in_scoring, "entropy, scored in sampling": in_sampling,
+    "advantages": in_advantages, "logits, trained": in_update, "gradient": in_gradient,
 }  # fmt: skip
 
 
@@ -141,10 +137,9 @@ def has_mixed(completions, **_):
     return [float(i % 2) for i, _ in enumerate(completions)]
 
 
-REPORTED_AS = {"logits, scored": "logits", "logits, trained": "loss", "entropy, scored": "logits",
-               "entropy, scored in sampling": "logits"}  # fmt: skip
-INFINITE = [("reward", 1e39), ("gradient", 1e39), *((e, x) for e in ("reward", "gradient") for x in (INF, -INF))]
-"""1e39 is none in float32, which rewards and gradients are."""
+REPORTED_AS = {"logits, scored": "logits", "logits, trained": "loss", "entropy, scored in sampling": "logits"}
+INFINITE = [("reward", 1e39), ("reward", -INF), ("gradient", INF)]
+"""1e39 is none in float32, which rewards are."""
 DEFAULT = [(e, NAN) for e in ("reward", "entropy, scored in sampling", "logits, trained", "gradient")] + INFINITE[:1]
 
 
@@ -262,9 +257,7 @@ DEGENERATE = {
     "all wrong": {"rewards": ALL_WRONG},
     "none scored": {"rewards": UNSCORED},
     "all empty": {"others": {"rollout_func": answers([1])}},
-    "all without a single token": {"others": {"rollout_func": answers([])}},
     "one token": {"max_completion_length": 1},
-    "one token, the same": {"others": {"rollout_func": answers([13])}, "max_completion_length": 1},
     "all truncated": {"others": {"rollout_func": answers([13] * 6)}},
     "all truncated and masked": {"others": {"rollout_func": answers([13] * 6)}, "mask_truncated_completions": True},
 }

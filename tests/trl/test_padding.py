@@ -43,33 +43,13 @@ def trained(folder, less_padding, reward=outcome, policy=None, **settings):
     return weights, trainer.state.log_history, tokens
 
 
+BATCH = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+KL = {"algorithm_kwargs": {"dynamic_sampling": False, "kl_coef": 0.1}, "mask_truncated_completions": True}
 CASES = {
-    "gtpo, accumulated": {
-        "algorithm": "gtpo",
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 4,
-        "gradient_checkpointing": True,
-    },
-    "grpo_s, two steps a generation": {
-        "algorithm": "grpo_s",
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 4,
-    },
-    "dapo with a KL term": {
-        "algorithm": "dapo",
-        "algorithm_kwargs": {"dynamic_sampling": False, "kl_coef": 0.1},
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "num_iterations": 2,
-        "mask_truncated_completions": True,
-    },
-    "several generations a step": {
-        "algorithm": "gtpo",
-        "per_device_train_batch_size": 8,
-        "gradient_accumulation_steps": 2,
-        "steps_per_generation": 1,
-    },
+    "gtpo, accumulated": {**BATCH, "gradient_accumulation_steps": 4, "gradient_checkpointing": True},
+    "grpo_s, two steps a generation": {**BATCH, "algorithm": "grpo_s", "steps_per_generation": 4},
+    "dapo with a KL term": {**BATCH, "algorithm": "dapo", "num_iterations": 2, **KL},
+    "several generations a step": {**BATCH, "per_device_train_batch_size": 8, "steps_per_generation": 1},
 }
 
 

@@ -1,5 +1,5 @@
 """Two processes train like one: the same advantages, metrics and weights, also where a group spans both or where each
-holds half of the weights (FSDP2, ZeRO-3)."""
+holds half of the weights (FSDP2)."""
 
 import os
 import shutil
@@ -139,21 +139,6 @@ def test_uneven_last_batches(tmp_path):
 
 
 @pytest.mark.slow
-def test_accelerate_launch(tmp_path):
-    """The same with accelerate's launcher."""
-    (tmp_path / "one").mkdir()
-    script = tmp_path / "script.py"
-    script.write_text(
-        f"from pathlib import Path\nimport test_processes as here\nhere.run(Path({str(tmp_path)!r}), 2)\n"
-    )
-    done = tiny.accelerate_launch(script)
-    assert done.returncode == 0, done.stderr
-    assert tiny.in_children(lambda _: run(tmp_path / "one", 1)) == [0]
-    one, two = saved(tmp_path / "one"), saved(tmp_path, rank=1)
-    torch.testing.assert_close(two["weights"], one["weights"], rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("first, then", [(1, 2), (2, 1)])
 def test_a_run_resumes_inside_a_generation_with_another_number_of_processes(first, then, tmp_path):
     def train(processes, steps):
@@ -223,65 +208,3 @@ def test_a_sharded_run_that_lost_its_model_is_resumed(tmp_path):
         (tmp_path / "model").rename(tmp_path / f"model-{resume}")
     first, again = (load_file(tmp_path / f"model-{resume}" / "model.safetensors") for resume in (False, True))
     assert all(torch.equal(again[name], first[name]) for name in again)
-
-
-# ── ZeRO-3 ────────────────────────────────────────────────────────────────────────────────────────────────
-def zero_3(rank, folder, tied):
-    """Two steps of DeepSpeed's ZeRO-3 with dew's operator as the head."""
-    import deepspeed
-    from transformers.integrations.deepspeed import HfDeepSpeedConfig
-
-    deepspeed.init_distributed("gloo")
-    config = {
-        "train_micro_batch_size_per_gpu": 2,
-        "gradient_clipping": 1e9,
-        "zero_optimization": {
-            "stage": 3,
-            "stage3_param_persistence_threshold": 0,
-            "stage3_max_live_parameters": 0,
-            "stage3_max_reuse_distance": 0,  # else DeepSpeed keeps weights from the forward pass, from the 2nd step on
-        },
-        "zero_allow_untested_optimizer": True,
-    }
-    announced = HfDeepSpeedConfig(config)  # a weak reference to it is how TRL knows that weights are partitioned
-    net = fused_model(tied)
-    engine, *_ = deepspeed.initialize(model=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.01), config=config)
-    for _ in range(2):
-        loss = fused_loss(engine, slice(2 * rank, 2 * rank + 2))
-        assert net.lm_head.weight.numel() == 0
-        engine.backward(loss)
-        engine.step()
-    with deepspeed.zero.GatheredParameters(list(net.parameters())):
-        torch.save({name: p.detach().clone() for name, p in net.named_parameters()}, folder / f"rank{rank}.pt")
-    del announced
-
-
-def fused_model(tied):
-    from trl.trainer.utils import add_fused_lm_head
-
-    net = tiny.model(tie_word_embeddings=tied)
-    add_fused_lm_head(net, outputs=("log_probs", "entropy"))
-    return net
-
-
-def fused_loss(net, rows):
-    from dew.engines.trl.loss import exact_head
-
-    ids = torch.randint(3, 25, (4, 9), generator=torch.Generator().manual_seed(1))[rows]
-    with exact_head():
-        return -net(ids, labels=ids, fused_lm_head=True).log_probs.sum()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-def test_zero_3(tied, tmp_path, monkeypatch):
-    monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
-    assert tiny.in_children(lambda rank: zero_3(rank, tmp_path, tied), 2) == [0, 0]
-    net = fused_model(tied)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    for _ in range(2):
-        optimizer.zero_grad()
-        (fused_loss(net, slice(None)) / 2).backward()  # processes average their gradients
-        optimizer.step()
-    torch.testing.assert_close(torch.load(tmp_path / "rank0.pt"), dict(net.named_parameters()), rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 import trl_tiny as tiny
 from dew.engines.trl import checkpoints
-from dew.engines.trl.checkpoints import check_complete, newest_complete, write_manifest
+from dew.engines.trl.checkpoints import newest_complete, write_manifest
 from dew.engines.trl.rollout import PromptStream
 from dew.errors import ConfigError
 from dew.run.folder import RunFolder
@@ -106,18 +106,12 @@ def checkpoint(folder, step):
     return path
 
 
-def flipped(content):
-    return content[:-1] + bytes([content[-1] ^ 1])
-
-
-DAMAGES = {"truncated": lambda content: content[:-1], "flipped": flipped, "empty": lambda _: b"", "missing": None}
-
-
-def damage(path, how):
-    if DAMAGES[how] is None:
-        path.unlink()
-    else:
-        path.write_bytes(DAMAGES[how](path.read_bytes()))
+DAMAGES = {
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "flipped": lambda path: path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1])),
+    "empty": lambda path: path.write_bytes(b""),
+    "missing": lambda path: path.unlink(),
+}
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -126,13 +120,11 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_used(how, nam
     for step in (2, 4, 10):
         checkpoint(tmp_path, step)
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-10") and not caplog.text
-    damage(tmp_path / "checkpoint-10" / name, how)
+    DAMAGES[how](tmp_path / "checkpoint-10" / name)
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-4")
     assert "checkpoint-10" in caplog.text
     if name != "dew_manifest.json":
         assert name in caplog.text and (tmp_path / "damaged-checkpoint-10").is_dir()
-        with pytest.raises(ConfigError, match=name):
-            check_complete(str(tmp_path / "damaged-checkpoint-10"))
     assert not (tmp_path / "checkpoint-10").exists()
 
 
@@ -174,18 +166,13 @@ def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):
     assert [path.name for path in tmp_path.glob("*checkpoint-*")] == [f"checkpoint-{STEPS}"]
 
 
-@pytest.mark.parametrize(
-    "how", [pytest.param(how, marks=[] if how == "flipped" else pytest.mark.slow) for how in DAMAGES]
-)
-def test_a_run_resumes_from_the_last_good_checkpoint(how, tmp_path, caplog):
+def test_a_run_resumes_from_the_last_good_checkpoint(tmp_path, caplog):
     settings = SETTINGS["gtpo, killed inside a generation"]
     whole = make(tmp_path / "whole", **settings)
     whole.train()
     assert tiny.in_children(lambda _: _killed(tmp_path / "cut", STEPS, settings)) == [-signal.SIGKILL]
-    damage(tmp_path / "cut" / "checkpoint-5" / "model.safetensors", how)
+    DAMAGES["flipped"](tmp_path / "cut" / "checkpoint-5" / "model.safetensors")
     resumed = make(tmp_path / "cut", **settings)
-    with pytest.raises(ConfigError, match=r"checkpoint-5 cannot be used: model\.safetensors"):
-        resumed.train(resume_from_checkpoint=str(tmp_path / "cut" / "checkpoint-5"))
     resumed.train(resume_from_checkpoint=True)
     assert "checkpoint-5 is damaged: model.safetensors" in caplog.text
     assert_same(resumed, whole)

@@ -41,7 +41,7 @@ from dew.errors import ConfigError, Problem, did_you_mean, unknown, user_line
 __all__ = [
     "CISPO", "DAPO", "DEFAULT_ALGORITHM", "DEW", "DPPO", "ENGINE_ALGORITHM", "FIPO", "GEPO", "GMPO", "GRPO", "GRPOS",
     "GSPO", "GTPO", "OTB", "QAE", "SAPO", "STARE", "STEER", "TRL", "Algorithm", "ClipCov", "DrGRPO", "EntropyAdvantage",
-    "ForkingTokens", "KLCov", "MaxRL", "ReinforcePP", "WReinforce", "algorithm_classes", "algorithms_for",
+    "ForkingTokens", "KLCov", "MaxRL", "ReinforcePP", "WReinforce", "algorithm_classes",
     "get_algorithm", "list_algorithms", "parse_algorithm", "register_algorithm", "source_digest",
     "split_algorithm",
 ]  # fmt: skip
@@ -65,11 +65,6 @@ def register_algorithm(cls: type[Algorithm]) -> type[Algorithm]:
 def list_algorithms() -> list[str]:
     """Names of the registered algorithms."""
     return list(algorithm_classes())
-
-
-def algorithms_for(setting: str) -> list[str]:
-    """The names of the algorithms that do what a loss setting of another trainer asks for."""
-    return [cls.name for cls in _BY_NAME.values() if setting in vars(cls).get("replaces", ())]
 
 
 def algorithm_classes() -> dict[str, type[Algorithm]]:

@@ -62,9 +62,6 @@ class Algorithm:
     """Whether advantages are divided by the standard deviation of the rewards."""
     fixed_divisor: ClassVar[bool] = False
     """Whether `divisor` is a constant per answer (the generation budget) instead of the number of live tokens."""
-    replaces: ClassVar[tuple[str, ...]] = ()
-    """Loss settings of other trainers that ask for what this algorithm does, e.g. TRL's `top_entropy_quantile` or
-    `loss_type=dr_grpo`. Not inherited."""
     engine_loss: ClassVar[bool] = False
     """Whether advantages and loss are the engine's own, with all of its settings, instead of `advantages` and `loss`,
     which then only describe them for records and metrics."""

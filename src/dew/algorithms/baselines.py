@@ -32,7 +32,6 @@ class GRPO(Algorithm):
     name: ClassVar[str] = "grpo"
     verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "sequences"
-    replaces: ClassVar[tuple[str, ...]] = ("loss_type=grpo",)
     clip_high: float = 0.2
     """ε on both sides, as in PPO."""
     credit: GroupCredit = "grpo"
@@ -90,7 +89,6 @@ class DrGRPO(GRPO):
     """GRPO without its two biases: no division by the std, none by the answer's length. arXiv:2503.20783."""
 
     name: ClassVar[str] = "dr_grpo"
-    replaces: ClassVar[tuple[str, ...]] = ("loss_type=dr_grpo",)
     verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
     scale: ClassVar[bool] = False
@@ -107,7 +105,6 @@ class GSPO(GRPO):
     """GRPO with one geometric ratio per answer. arXiv:2507.18071."""
 
     name: ClassVar[str] = "gspo"
-    replaces: ClassVar[tuple[str, ...]] = ("importance_sampling_level=sequence",)
     verl_estimator: ClassVar[str | None] = "grpo"
     ratio: ClassVar[Ratio] = "sequence_geometric"
     clip_low: float = 3e-4
@@ -163,7 +160,6 @@ class CISPO(DAPO):
     """Clips the weight of a token's gradient and drops no token. arXiv:2506.13585; bounds of ScaleRL, 2510.13786."""
 
     name: ClassVar[str] = "cispo"
-    replaces: ClassVar[tuple[str, ...]] = ("loss_type=cispo",)
     surrogate: Surrogate = "cispo"
     """Part of CISPO."""
     clip_low: float = 1.0
@@ -177,7 +173,6 @@ class SAPO(GRPO):
     """A soft gate on the ratio instead of a clip. arXiv:2511.20347."""
 
     name: ClassVar[str] = "sapo"
-    replaces: ClassVar[tuple[str, ...]] = ("loss_type=sapo",)
     surrogate: Surrogate = "sapo"
     """Part of SAPO."""
 

@@ -34,7 +34,6 @@ class ForkingTokens(DAPO):
 
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
-    replaces: ClassVar[tuple[str, ...]] = ("top_entropy_quantile",)
     keep: float = 0.2
     """Share of the batch's live tokens that train."""
 
@@ -54,7 +53,6 @@ class EntropyAdvantage(DAPO):
 
     name: ClassVar[str] = "entropy_advantage"
     needs_entropy: ClassVar[Whose] = "current"
-    replaces: ClassVar[tuple[str, ...]] = ("entropy_coef", "use_adaptive_entropy")
     alpha: float = 0.4
     """Weight of the entropy in the bonus."""
     kappa: float = 2.0

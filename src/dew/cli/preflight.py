@@ -43,7 +43,7 @@ def preflight(
 
 @app.command()
 def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Check this machine and the installation. Covers package versions, GPU, Triton, memory and disk."""
+    """Check this machine and the installation. Covers package versions, GPU, memory and disk."""
     from dew.compare.verdicts import markdown_table
     from dew.preflight.machine import doctor as check_machine
     from dew.preflight.machine import versions

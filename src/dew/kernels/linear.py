@@ -25,9 +25,6 @@ Impl = Literal["auto", "triton", "chunked", "reference"]
 IMPLS = get_args(Impl)
 SHARED_MEMORY = 224 * 1024
 """Bytes per multiprocessor that the Triton tiles need: Hopper and later data-centre GPUs have them."""
-KEEP_FROM = 2 / 3
-"""Above this share of rows with a gradient, two products over all rows cost less than three over those rows."""
-
 ALIGN = 16
 """Rows of stored weights start at multiples of this many entries, as the GPU's copy engine requires."""
 BLOCK = 128
@@ -56,7 +53,7 @@ def linear_logprob_entropy(
 
     All are float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives
     0 and no gradient. Gradients flow through the log-probability, and with `entropy_grad` through the entropy
-    too; rows whose upstream gradient is 0 are skipped in the backward pass.
+    too; rows whose upstream gradient is 0 are skipped where the backward pass computes the scores again.
 
     `impl`: "triton" (NVIDIA GPUs, Hopper or later), "chunked" (PyTorch, any device), "reference" (the definition,
     with all logits in memory), or "auto".
@@ -305,14 +302,13 @@ def _backward(
     if save == "slopes":
         return (saved * g[:, None]).to(hidden.dtype), hidden.new_empty(0), hidden.new_empty(0)
     head = Head(weight, bias, temperature, softcap)
-    rows = _live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
-    valid = _live_rows(targets, weight.shape[0]) if save == "weights" and rows is not None else rows
-    count = n if valid is None else len(valid)
     with torch.autocast(hidden.device.type, enabled=False):
-        if save == "weights" and (rows is None or len(rows) >= KEEP_FROM * count):
-            x, g, scale = _pick(valid, hidden, g, stats[3])
-            grads, rows = _kept(saved[:count], x, head, -g * scale, want), valid
+        if save == "weights":
+            rows = _live_rows(targets, weight.shape[0])
+            x, g, scale = _pick(rows, hidden, g, stats[3])
+            grads = _kept(saved[: len(x)], x, head, -g * scale, want)
         else:
+            rows = _live_rows(targets, weight.shape[0], g != 0 if ge is None else (g != 0) | (ge != 0))
             x, y, g, ge, *some = _pick(rows, hidden, targets, g, ge, *stats)
             grads = _recompute(backend_for(impl, hidden, head), x, head, y, Statistics(*some), g, ge, want)
     dh, dw, db = (hidden.new_empty(0) if t is None else t for t in grads)

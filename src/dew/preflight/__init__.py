@@ -1,7 +1,7 @@
 """Checks before a run: `preflight(read_run("my.yaml"), answers=128)`. `machine.doctor` checks the installation."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
@@ -15,24 +15,18 @@ EMPTY_REMEDY = "Return 0 for an empty answer; otherwise the policy learns to wri
 
 @dataclass(frozen=True)
 class Check:
-    name: str
     status: Status
+    name: str
     says: str
     remedy: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """The numbers behind the sentence, for programs."""
 
 
-def _check(status: Status, name: str, says: str, remedy: str = "", /, **facts: Any) -> Check:
-    return Check(name, status, says, remedy, facts)
+ok, warning, failed, skipped = (partial(Check, status) for status in get_args(Status))
 
 
-ok, warning, failed, skipped = (partial(_check, status) for status in get_args(Status))
-
-
-def graded(name: str, says: str, remedy: str, *, warn: bool, fail: bool = False, **facts: Any) -> Check:
+def graded(name: str, says: str, remedy: str, *, warn: bool, fail: bool = False) -> Check:
     """Failed, a warning or ok; the remedy is dropped if it is ok."""
-    return Check(name, "failed" if fail else "warning" if warn else "ok", says, remedy * (warn or fail), facts)
+    return Check("failed" if fail else "warning" if warn else "ok", name, says, remedy * (warn or fail))
 
 
 def from_problem(name: str, problem: Problem) -> Check:

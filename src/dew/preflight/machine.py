@@ -72,7 +72,7 @@ def check_folder(folder: Path) -> Check:
 # ── dew doctor ──────────────────────────────────────────────────────────────────────────────────────────────
 def doctor() -> list[Check]:
     """Fails only if something is broken or not supported."""
-    checks = (check_torch, check_versions, check_gpu, check_triton, check_free)
+    checks = (check_torch, check_versions, check_gpu, check_free)
     return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
 
 
@@ -88,17 +88,16 @@ def check_versions(engine: str | None = None) -> Check:
     engine = engine or ("verl" if installed("verl") else "trl")
     found = {name: installed(name) for name in NEEDED[engine]}
     releases = {name: number for name, number in found.items() if number is not None and name in SUPPORTED}
-    facts: dict[str, Any] = {"engine": engine, "installed": found}
     install = f"pip install {' '.join(f'{name}=={SUPPORTED[name][2]}' for name in releases)}"
     if broken := [f"{name} {number}" for name, number in releases.items() if not supported(name, number)]:
-        return failed("versions", f"Not supported: {', '.join(broken)}.", install, **facts)
+        return failed("versions", f"Not supported: {', '.join(broken)}.", install)
     if missing := [name for name in found if found[name] is None]:
         says = f"To train on {engine}, install: {', '.join(missing)}."
-        return warning("versions", says, f"pip install 'dew-rl[{engine}]'.", **facts)
+        return warning("versions", says, f"pip install 'dew-rl[{engine}]'.")
     newer = any(Version(number) > Version(SUPPORTED[name][2]) for name, number in releases.items())
     shown = ", ".join(f"{name} {number}" for name, number in releases.items())
     says = f"{shown}; tried with {', '.join(map(tried, releases))}."
-    return graded("versions", says, install, warn=newer, **facts)
+    return graded("versions", says, install, warn=newer)
 
 
 def check_torch() -> Check:
@@ -108,49 +107,25 @@ def check_torch() -> Check:
     says += f"OMP_NUM_THREADS={given or 'not set'}: {n} thread{'s' * (n != 1)} per process, {cores} cores."
     remedy = "export OMP_NUM_THREADS=1 if several processes share the cores."
     warn = given is None and n > 1 and not torch.cuda.is_available()
-    return graded("torch", says, remedy, warn=warn, version=torch.__version__, cuda=torch.version.cuda, threads=n)
+    return graded("torch", says, remedy, warn=warn)
 
 
 def check_gpu() -> Check:
     if found := gpus():
         shown = "; ".join(f"{gpu['name']}, {size(gpu['free'])} of {size(gpu['total'])} free" for gpu in found)
-        return ok("gpu", f"{shown}.", gpus=found)
+        return ok("gpu", f"{shown}.")
     if Path("/proc/driver/nvidia/version").exists():
         says = f"An NVIDIA driver is installed, but torch {installed('torch')} finds no GPU."
-        return warning("gpu", says, "Install a CUDA build of torch, and run nvidia-smi.", gpus=[])
-    return ok("gpu", "None. The tiny recipes run on a CPU; larger models need a GPU.", gpus=[])
-
-
-def check_triton() -> Check:
-    """On a GPU, compile and run a kernel and compare it with the reference implementation."""
-    found = installed("triton")
-    if found is None or not gpus():
-        says = "Not installed: torch computes the head in chunks instead." if found is None else "It needs a GPU."
-        return ok("triton", says, version=found)
-    error = _kernel_error()
-    says = f"triton {found}: a kernel's result differs by {error:.1g} from the reference."
-    remedy = "Use impl='chunked', and report this output as a bug."
-    return graded("triton", says, remedy, warn=False, fail=error > 1e-2, version=found)
-
-
-def _kernel_error() -> float:
-    from dew.kernels import linear_logprob_entropy
-
-    torch.manual_seed(0)
-    hidden = torch.randn(64, 64, device="cuda").bfloat16()
-    weight = torch.randn(512, 64, device="cuda").bfloat16() / 8
-    targets = torch.arange(64, device="cuda")
-    ours = linear_logprob_entropy(hidden, weight, targets, impl="triton")
-    plain = linear_logprob_entropy(hidden, weight, targets, impl="reference")
-    return max(float((a - b).abs().max()) for a, b in zip(ours, plain, strict=True))
+        return warning("gpu", says, "Install a CUDA build of torch, and run nvidia-smi.")
+    return ok("gpu", "None. The tiny recipes run on a CPU; larger models need a GPU.")
 
 
 def check_free() -> list[Check]:
     memory, disk, here = free_memory(), free_disk(Path.cwd()), Path.cwd()
     remedy = "Close other programs: training the tiny model takes about 1 GB."
     return [
-        graded("memory", f"{size(memory)} of memory free.", remedy, warn=memory < 1.5 * GB, free=memory),
-        graded("disk", f"{size(disk)} free in {here}.", "Free some space.", warn=disk < GB, free=disk),
+        graded("memory", f"{size(memory)} of memory free.", remedy, warn=memory < 1.5 * GB),
+        graded("disk", f"{size(disk)} free in {here}.", "Free some space.", warn=disk < GB),
     ]
 
 
@@ -216,7 +191,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     return [
         check_context(model.context, prompt, int(args.max_completion_length or 0)),
         check_memory(estimate(model, args, prompt, free), args, device, free),
-        check_disk(args, model, len(rows)),
+        check_disk(args, model),
     ]
 
 
@@ -225,7 +200,7 @@ def check_context(context: int | None, prompt: int, limit: int) -> Check:
     says += f"{prompt + limit}, and the model has {context or 'no fixed number of'} positions."
     room = limit if context is None else context - prompt
     remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
-    return graded("context", says, remedy, warn=False, fail=limit > room, prompt=prompt, context=context)
+    return graded("context", says, remedy, warn=False, fail=limit > room)
 
 
 def optimizer_bytes(args: "DewConfig", model: Model) -> float:
@@ -256,35 +231,22 @@ REMEDIES = {
 
 def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float) -> Check:
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
-    facts = {"bytes": round(total), "free": round(free), "device": device, "largest": largest, "terms": terms}
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
     remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
-    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail, **facts)
+    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail)
 
 
-def optimizer_steps(args: "DewConfig", rows: int) -> int:
-    prompts_per_step = args.batches.trained / args.batches.answers
-    steps = math.ceil(args.num_train_epochs * rows * args.num_iterations / prompts_per_step)
-    return int(args.max_steps) if args.max_steps > 0 else steps
-
-
-def checkpoints(args: "DewConfig", steps: int) -> int:
-    """How many checkpoints are on disk at once, including the one being written."""
-    every = args.save_steps if args.save_steps >= 1 else max(1, args.save_steps * steps)
-    written = {"no": 0, "epoch": math.ceil(args.num_train_epochs)}.get(args.save_strategy, math.ceil(steps / every))
-    return min(written, args.save_total_limit + 1) if args.save_total_limit else written
-
-
-def check_disk(args: "DewConfig", model: Model, rows: int) -> Check:
+def check_disk(args: "DewConfig", model: Model) -> Check:
+    """Room for the model and two checkpoints: the newest one, and the next while it is written."""
     weights = max(model.weight_bytes, 2) * model.trained
     each = weights + (0.0 if args.save_only_model else optimizer_bytes(args, model))
-    count, free = checkpoints(args, optimizer_steps(args, rows)), free_disk(Path(args.output_dir))
-    needed = count * each + weights
-    says = f"Checkpoints ({count} of {size(each)}) and model take {size(needed)}; {size(free)} free."
-    remedy = "Set save_total_limit: 2, a larger save_steps, or an output_dir on a larger disk."
-    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free, bytes=round(needed), free=free)
+    free, saves = free_disk(Path(args.output_dir)), args.save_strategy != "no"
+    needed = weights + 2 * each * saves
+    says = f"The model takes {size(weights)}{f', a checkpoint {size(each)}' * saves}; {size(free)} free."
+    remedy = "Choose an output_dir on a larger disk; set save_total_limit: 1 or save_only_model: true."
+    return graded("disk", says, remedy, warn=needed > 0.9 * free, fail=needed > free)
 
 
 def plan(parsed: "Parsed") -> dict[str, str]:
@@ -292,9 +254,12 @@ def plan(parsed: "Parsed") -> dict[str, str]:
     args, batches = parsed.args, parsed.args.batches
     found = {"model": parsed.model.model_name_or_path, "data": parsed.data}
     found |= {"algorithm": args.build_algorithm().label, "batches": str(batches)}
-    if steps := optimizer_steps(args, parsed.run.problems if parsed.run.task else 0):  # 0: known once data are read
+    steps, most = int(args.max_steps), ""
+    if steps <= 0 and parsed.run.task:  # a file may have fewer problems than the run asks for
+        passes = args.num_train_epochs * args.num_iterations
+        steps, most = math.ceil(passes * parsed.run.problems * batches.answers / batches.trained), "at most "
+    if steps > 0:  # else it is known once the data are read
         generations = math.ceil(steps / batches.optimizer_steps)
-        most = "" if args.max_steps > 0 else "at most "  # a file may have fewer problems than the run asks for
         found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
         found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"
     return found

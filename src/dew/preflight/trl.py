@@ -64,7 +64,7 @@ def check_columns(data: Data) -> Check:
     says += f" {empty} prompts are empty." if empty else ""
     remedy = "Name the columns of a file with task_settings {prompt: ..., answer: ...}; remove rows without a prompt."
     warn, fail = empty > 0, bool(missing)
-    return graded("columns", says, remedy, warn=warn, fail=fail, rows=len(data.rows), columns=columns)
+    return graded("columns", says, remedy, warn=warn, fail=fail)
 
 
 def correct_answers(row: Row) -> list[str]:
@@ -93,7 +93,7 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
         return skipped("gold", f"The problems of {name} have no gold answer: its verifier checks any solution.")
     if not rejected:
         remedy = "If the reward needs one, name its column answer, gold or solution."
-        return warning("gold", "The rows have no gold answer.", remedy, rows=n)
+        return warning("gold", "The rows have no gold answer.", remedy)
     given = len(rejected)
     for turn in range(max(map(len, tries))):  # the formats in turn, until one is accepted
         asked = [i for i in rejected if turn < len(tries[i])]
@@ -101,15 +101,14 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
             values = score(reward, [tries[i][turn] for i in asked], [data.rows[i] for i in asked])
             accepted = {i for i, value in zip(asked, values, strict=True) if value > threshold}
             rejected = [i for i in rejected if i not in accepted]
-    facts = {"rows": n, "correct": given - len(rejected), "not_accepted": rejected[:100]}
     if not rejected:
-        return ok("gold", f"{name} accepts all {given} gold answers.", **facts)
+        return ok("gold", f"{name} accepts all {given} gold answers.")
     examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
     says = f"{name} rejects {len(rejected)} of {n} gold answers, e.g. {examples}."
     remedy, fail = "Correct or remove those rows: no answer to them can be rewarded.", len(rejected) > TOLERATED * n
     if len(rejected) == given and not (isinstance(reward, Verifier) and reward.columns == ("answer",)):
         remedy, fail = "Call the reward on an answer that you know is correct: it accepts none of these formats.", False
-    return graded("gold", says, remedy, warn=True, fail=fail, **facts)
+    return graded("gold", says, remedy, warn=True, fail=fail)
 
 
 @dataclass(frozen=True)
@@ -161,23 +160,21 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
 
 def check_length(answers: Answers, limit: int) -> Check:
     n, cut, mean = len(answers.truncated), sum(answers.truncated), float(np.mean(answers.lengths))
-    facts = {"truncated": cut, "answers": n, "share": cut / n, "limit": limit, "mean": mean}
     says = (
         f"{cut} of {n} answers ({cut / n:.0%}) are truncated at max_completion_length={limit}; mean {mean:.0f} tokens."
     )
     remedy = f"Raise max_completion_length, e.g. to {2 * limit}, or ask for shorter answers in the prompt."
-    return graded("truncated", says, remedy, warn=cut > 0.3 * n, fail=cut > 0.7 * n, **facts)
+    return graded("truncated", says, remedy, warn=cut > 0.3 * n, fail=cut > 0.7 * n)
 
 
 def check_groups(answers: Answers) -> Check:
     n, mixed = len(answers.signal), sum(answers.signal)
-    facts = {"groups": n, "mixed": mixed, "answers_per_group": answers.outcome.shape[1]}
     says = f"{mixed} of {n} groups have answers with different outcomes to learn from."
     solved = np.nan_to_num(answers.outcome).mean() > 0.5
     change = "harder problems" if solved else "easier problems, a model that knows the answer format"
     remedy = f"Use {change}, or more answers per prompt (num_generations). Raise --answers for a larger sample."
     few, none = mixed < max(1, 0.1 * n), mixed == 0 and n >= CONCLUSIVE
-    return graded("groups", says, remedy, warn=few, fail=none, **facts)
+    return graded("groups", says, remedy, warn=few, fail=none)
 
 
 def check_mean(answers: Answers) -> Check:
@@ -190,13 +187,13 @@ def check_mean(answers: Answers) -> Check:
     says = f"Mean {mean.value:.3f}, 95% interval {mean.low:.3f} to {mean.high:.3f}, over {scored.size} of {n} answers."
     remedy = "Read some answers (dew eval saves them): those without a reward, or all with the same, train nothing."
     warn = scored.size < 0.99 * n or not np.ptp(scored)
-    return graded("mean reward", says, remedy, warn=warn, mean=mean.value, low=mean.low, high=mean.high)
+    return graded("mean reward", says, remedy, warn=warn)
 
 
 def check_entropy(answers: Answers) -> Check:
     remedy = "Raise temperature, or start from a model with more varied answers: identical answers train nothing."
     H = answers.entropy
-    return graded("entropy", f"Mean {H:.3f} nats per token.", remedy, warn=H < 0.01, nats=H)
+    return graded("entropy", f"Mean {H:.3f} nats per token.", remedy, warn=H < 0.01)
 
 
 def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
@@ -218,13 +215,11 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
         return skipped(name, "Reward models are not probed.")
     gold, empty = probe(reward, data)
     own = answers.parts[:, index] if answers else np.empty(0)
-    facts = {"gold": _mean(gold), "empty": _mean(empty), "answers": _mean(own)}
-    shown = {key: "no reward" if value is None else f"{value:.2f}" for key, value in facts.items()}
-    says = f"On correct answers {shown['gold']}, on empty ones {shown['empty']}, on the model's {shown['answers']}."
+    says = f"On correct answers {_mean(gold)}, on empty ones {_mean(empty)}, on the model's {_mean(own)}."
     if index == outcome:
         wrong = bool((empty > threshold).any())
         says += " An empty answer counts as correct." * wrong
-        return graded(name, says, EMPTY_REMEDY, warn=False, fail=wrong, **facts)
+        return graded(name, says, EMPTY_REMEDY, warn=False, fail=wrong)
     seen, on_answers = _distinct(gold, empty, own), _distinct(own)
     if len(seen) < 2:
         says += f" It is always {seen[0]:g}." if seen else " It never returned a number."
@@ -232,30 +227,22 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
         says += f" It is {on_answers[0]:g} for every answer of the model."
     remedy = "Compare the format that it expects with the one that the prompt asks for, or remove it."
     warn, fail = len(seen) < 2 or len(on_answers) == 1, len(seen) == 1 and answers is not None
-    return graded(name, says, remedy, warn=warn, fail=fail, **facts)
+    return graded(name, says, remedy, warn=warn, fail=fail)
 
 
-def check_filter(args: DewConfig, outcome: int, data: Data, answers: Answers | None) -> Check:
+def check_filter(args: DewConfig, name: str, answers: Answers) -> Check:
     """A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group."""
-    algorithm, name, reward = args.build_algorithm(), data.names[outcome], data.rewards[outcome]
-    probes = probe(reward, data) if callable(reward) else ()
-    different = _distinct(*probes, answers.outcome.ravel() if answers else np.empty(0))
-    if not algorithm.uses_threshold:
-        return ok("filter", f"{algorithm.name} trains on every group whose rewards differ; {name} decides.")
-    problem = algorithm.graded(torch.tensor(different))
+    algorithm, chosen = args.build_algorithm(), "threshold" in (args.algorithm_kwargs or {})
+    problem = algorithm.graded(torch.from_numpy(answers.outcome))
     if problem is None:
-        return ok("filter", f"{name} decides which answers are correct, a binary reward.", values=different)
-    chosen, remedy = "threshold" in (args.algorithm_kwargs or {}), problem.remedy
-    if chosen:
-        remedy = "Nothing to change if answers above your threshold are the correct ones."
+        return ok("filter", f"{algorithm.name} can use what {name} returned.")
+    remedy = "Nothing to change if answers above your threshold are the correct ones." if chosen else problem.remedy
     fail = algorithm.dynamic_sampling and not chosen
-    return graded(
-        "filter", f"{name}: {problem.what} {problem.why}", remedy, warn=True, fail=fail, values=different[:20]
-    )
+    return graded("filter", f"{name}: {problem.what} {problem.why}", remedy, warn=True, fail=fail)
 
 
-def _mean(values: np.ndarray) -> float | None:
-    return float(np.nanmean(values)) if not_nan(values).size else None
+def _mean(values: np.ndarray) -> str:
+    return f"{np.nanmean(values):.2f}" if not_nan(values).size else "no reward"
 
 
 def _distinct(*values: np.ndarray) -> list[float]:
@@ -278,7 +265,7 @@ def check_run(
     checks += guarded("folder", check_folder, Path(args.output_dir))
     problem = args.misaligned()
     says, remedy = (problem.what, problem.remedy) if problem else (f"{batches}.", "")
-    checks.append(graded("batches", says, remedy, warn=problem is not None, **batches.facts()))
+    checks.append(graded("batches", says, remedy, warn=problem is not None))
     low, high = LORA_RATES
     if parsed.model.use_peft and not low / 2 <= args.learning_rate <= high:
         says = f"learning_rate={args.learning_rate:g} with LoRA, which usually trains at {low:g} to {high:g}."
@@ -304,7 +291,7 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], N
     name, threshold = data.names[outcome], args.build_algorithm().threshold
     others = ", ".join(other for other in data.names if other != name)
     says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
-    checks = [ok("outcome", says, outcome=outcome)]
+    checks = [ok("outcome", says)]
     if callable(data.rewards[outcome]):
         checks += guarded("gold", check_golds, data, outcome, threshold)
     if count:
@@ -316,6 +303,7 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], N
     if answers is not None:
         checks.append(check_length(answers, int(args.max_completion_length or 0)))
         checks += [check_groups(answers), check_mean(answers), check_entropy(answers)]
+        checks.append(check_filter(args, name, answers))
     for i, reward in enumerate(data.names):
         checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
-    return checks + guarded("filter", check_filter, args, outcome, data, answers)
+    return checks

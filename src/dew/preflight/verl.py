@@ -27,8 +27,8 @@ def check_run(run: Run, typed: Collection[str] = (), untrusted: bool = False) ->
         checks += [from_problem("settings", problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data and GPUs are checked once the settings are valid.")]
     by = "verl accepts all of them." if composed else "verl is not installed here, so its own keys are not checked."
-    checks.append(ok("settings", f"{len(launch.overrides)} overrides; {by}", notes=launch.notes))
-    checks.append(ok("batches", f"{launch.batches}.", **launch.batches.facts()))
+    checks.append(ok("settings", f"{len(launch.overrides)} overrides; {by}"))
+    checks.append(ok("batches", f"{launch.batches}."))
     checks += guarded("gpus", lambda: check_gpus(launch, gpus()))
     checks += guarded("folder", check_folder, Path(launch["algorithm.dew_run.folder"]))
     checks += guarded("data", check_data, launch)
@@ -40,7 +40,7 @@ def check_gpus(launch: Launch, found: Sequence[dict[str, Any]]) -> Check:
     n, nodes, wanted = len(found), launch["trainer.nnodes"], launch["trainer.n_gpus_per_node"]
     says = f"The run asks for {nodes} x {wanted} GPUs; this machine has {n}."
     remedy = f"Run it on a node of the cluster, or set trainer.n_gpus_per_node={n}." if n else "Run it on the cluster."
-    return graded("gpus", says, remedy, warn=n < wanted, nodes=nodes, per_node=wanted, here=n)
+    return graded("gpus", says, remedy, warn=n < wanted)
 
 
 def check_data(launch: Launch) -> list[Check]:
@@ -49,7 +49,7 @@ def check_data(launch: Launch) -> list[Check]:
         write_data(data, Path(folder))
     says = f"{len(data.train):,} training problems, {len(data.validation):,} validation problems"
     says += f"; {data.too_long} left out because their prompts are too long." if data.too_long else "."
-    checks = [ok("data", says, train=len(data.train), validation=len(data.validation), too_long=data.too_long)]
+    checks = [ok("data", says)]
     return checks + guarded("verifier", check_verifier, launch, data)
 
 
@@ -65,4 +65,4 @@ def check_verifier(launch: Launch, data: Data) -> Check:
     )
     says = f"{verifier.name} accepts {good} of {len(boxed)} gold answers and {empty} of {len(rows)} empty answers."
     remedy = EMPTY_REMEDY if empty else "Correct or remove those rows."
-    return graded("verifier", says, remedy, warn=good < len(boxed), fail=empty > 0, gold=good, rows=len(rows))
+    return graded("verifier", says, remedy, warn=good < len(boxed), fail=empty > 0)

@@ -69,12 +69,6 @@ def _read_json(path: Path) -> Any:
         return None
 
 
-def check_complete(checkpoint: str) -> None:
-    if problem := find_problem(Path(checkpoint)):
-        what = f"resume_from_checkpoint: {checkpoint} cannot be used: {problem}."
-        raise ConfigError(Problem(what, remedy="Write True to resume from the newest complete checkpoint."))
-
-
 def last_good(folder: str, accelerator: Any) -> str | None:
     found = [newest_complete(folder) if accelerator.is_main_process else None]
     return broadcast_object_list(found)[0]  # type: ignore[no-any-return]

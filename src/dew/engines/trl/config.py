@@ -4,10 +4,8 @@ import logging
 import math
 import os
 from dataclasses import asdict, dataclass, field, fields
-from importlib.util import find_spec
 from typing import Any, ClassVar, get_args
 
-from transformers.integrations import integration_utils
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
@@ -16,11 +14,10 @@ from dew.algorithms import (
     DEFAULT_ALGORITHM,
     ENGINE_ALGORITHM,
     Algorithm,
-    algorithms_for,
     get_algorithm,
     split_algorithm,
 )
-from dew.errors import ConfigError, Problem, unknown
+from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
 
@@ -28,7 +25,6 @@ logger = logging.getLogger("dew")
 
 LIMITS = {
     **SETTINGS,
-    **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon"), Setting(least=0)),
     **dict.fromkeys(("guide_weight", "guide_failed_weight"), Setting(least=0)),
     **dict.fromkeys(("reward_timeout", "reward_memory"), Setting(above=0)),
 }
@@ -71,7 +67,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
     captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
     less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
-    guide: str | None = _setting(None, "Mixed policy: model, OpenAI-compatible server or .jsonl file.")
+    guide: str | None = _setting(None, "Mixed policy: a .jsonl file of recorded answers.")
     guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
@@ -151,12 +147,18 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return []
 
     def _adopt_trl_settings(self) -> list[Problem]:
-        """TRL's clipping and KL become algorithm_kwargs; if no algorithm is named, its other settings choose one."""
+        """TRL's clipping and KL become algorithm_kwargs. If no algorithm is named and its other settings of the loss
+        differ from the default's, the algorithm is TRL's own."""
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
-            self.algorithm = self._choose_algorithm()
-            self.unnamed = self.algorithm == DEFAULT_ALGORITHM  # type: ignore[misc]
+            self.algorithm = DEFAULT_ALGORITHM
+            different = [*_conflicts(self, get_algorithm(DEFAULT_ALGORITHM)), *_unsupported(self)]
+            self.unnamed = not different  # type: ignore[misc]
+            if different:
+                self.algorithm = ENGINE_ALGORITHM
+                what = " ".join(problem.what for problem in different)
+                logger.warning("%s Training with the algorithm %s.", what, self.algorithm)
         kwargs = algorithm_settings(self.algorithm_kwargs)
         given = {ours: getattr(self, theirs) for theirs, ours in ALGORITHM_NAMES.items()}
         if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
@@ -172,21 +174,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         kwargs |= {name: value for name, value in given.items() if value is not None}
         self.algorithm_kwargs = kwargs or None
         return problems
-
-    def _choose_algorithm(self) -> str:
-        """The default if it agrees with TRL's settings, else one that one of them asks for, else TRL's own."""
-        given = {name: getattr(self, name) for name in CHOOSE_ALGORITHM if getattr(self, name) is not None}
-        wanted = [name for setting, value in given.items() for name in algorithms_for(f"{setting}={value}")]
-        for name in [DEFAULT_ALGORITHM, *wanted]:
-            if not _conflicts(self, get_algorithm(name)) and not _unsupported(self):
-                break
-        else:
-            name = ENGINE_ALGORITHM
-        if name != DEFAULT_ALGORITHM:
-            shown = ", ".join(f"{k}={v!r}" for k, v in given.items()) or "TRL's settings of its own loss"
-            own = "" if name == ENGINE_ALGORITHM else f" `algorithm: {ENGINE_ALGORITHM}` trains exactly as TRL does."
-            logger.warning("%s: training with the algorithm %s.%s", shown, name, own)
-        return name
 
     def _batch_problems(self) -> list[Problem]:
         if self.num_generations < 2:
@@ -212,25 +199,6 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             "guide with kl_coef: the KL term is not defined on another policy's answers.": algorithm.kl_coef,
         }
         return [Problem(what) for what, wrong in found.items() if wrong]
-
-
-def not_installed(config: DewConfig) -> list[Problem]:
-    """Trackers and samplers that the config asks for and that are not there."""
-    problems, trackers = [], config.report_to if isinstance(config.report_to, list) else [config.report_to]
-    for name in (str(tracker) for tracker in trackers if isinstance(tracker, str) and tracker not in ("all", "none")):
-        available = getattr(integration_utils, f"is_{name}_available", None)
-        if name not in integration_utils.INTEGRATION_TO_CALLBACK:
-            known = [*integration_utils.INTEGRATION_TO_CALLBACK, "none"]
-            problems.append(unknown(f"report_to: {name!r} is not known.", name, known))
-        elif available is not None and not available():
-            also = "The run's folder has all metrics either way."
-            problems.append(
-                Problem(f"report_to: {name} is not installed.", also, f"pip install {name}, or report_to: none.")
-            )
-    if config.use_vllm and find_spec("vllm") is None:
-        remedy = "Install it (docs/trl.md), or remove use_vllm: then dew or transformers samples."
-        problems.append(Problem("use_vllm: vLLM is not installed.", remedy=remedy))
-    return problems
 
 
 def batches(args: GRPOConfig) -> Batches:
@@ -285,7 +253,6 @@ def _unsupported(config: DewConfig) -> list[Problem]:
     problems = []
     for name, default in ((f.name, f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED):
         if (value := getattr(config, name)) != default:
-            others = " or ".join(map(repr, [*algorithms_for(name), ENGINE_ALGORITHM]))
             what = f"{name}={value!r} is not supported by {config.algorithm}."
-            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={others}."))
+            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={ENGINE_ALGORITHM!r}."))
     return problems

@@ -1,17 +1,15 @@
 """Mixed policy: a guide answers each prompt in addition to the policy.
 
 Based on the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the full text was not
-available. A guide is another model, an OpenAI-compatible server, or a file of recorded answers. The trainer calls
+available. A guide is a file of recorded answers, or an object with the methods of `Guide`. The trainer calls
 `MixedPolicy` once per phase; nothing outside of this file knows more of it.
 """
 
 import json
 import math
-import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
-from urllib.error import HTTPError
 
 import torch
 from torch import Tensor
@@ -21,9 +19,8 @@ from dew.engines.credit import Credit, any_in_group, outcomes
 from dew.engines.recorder import Columns, Numbers
 from dew.engines.trl.batch import Batch, gather_rows, local_rows
 from dew.engines.trl.loss import divisor
-from dew.errors import ConfigError, EngineError, Problem, not_loaded
-from dew.run.config import find_model
-from dew.tasks.files import SUFFIXES, raw_rows
+from dew.errors import ConfigError, EngineError, Problem
+from dew.tasks.files import raw_rows
 
 UNSCORED = 0.1
 """x / (x + 0.1): the ratio of a guide's token whose probability was not recorded, with x the policy's own."""
@@ -44,15 +41,6 @@ class Guide(Protocol):
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
         """`count` answers. `turn` is the optimizer step, so that a guide can cycle through recorded answers."""
         ...
-
-
-def open_guide(source: str, tokenizer: Any, args: Any, device: Any) -> Guide:
-    """A server if `source` is a URL, recorded answers if it is a data file, else a model (path or name)."""
-    if source.startswith(("http://", "https://")):
-        return ServerGuide(source, tokenizer, args.max_completion_length, args.temperature)
-    if source.endswith(SUFFIXES):
-        return RecordedGuide(source, tokenizer, args.max_completion_length)
-    return ModelGuide(source, tokenizer, args.max_completion_length, args.temperature, device)
 
 
 class RecordedGuide(Guide):
@@ -82,6 +70,7 @@ class RecordedGuide(Guide):
 
 
 def _recorded(entry: dict[str, Any], tokenizer: Any, limit: int) -> tuple[Any, GuideAnswer]:
+    """Cut to the generation budget. An end-of-text token without a log-probability counts as certain: π_φ := 1."""
     completion: Any = entry.get("completion")
     logps = entry.get("logprobs")
     if "token_ids" in entry:
@@ -89,111 +78,17 @@ def _recorded(entry: dict[str, Any], tokenizer: Any, limit: int) -> tuple[Any, G
         if strange := [i for i in ids if not 0 <= i < len(tokenizer)]:
             raise ValueError(f"token id {strange[0]} is not in the policy's vocabulary of {len(tokenizer)}")
     else:
-        ids = _encode(tokenizer, completion if isinstance(completion, str) else completion[-1]["content"])
-    if logps is not None and not len(ids) - 1 <= len(logps) <= len(ids):
-        raise ValueError(f'{len(logps)} logprobs for {len(ids)} tokens of this tokenizer: record "token_ids" too')
-    return entry["prompt"], _answer(ids, logps, limit)
-
-
-def _answer(ids: list[int], logps: Sequence[float] | None, limit: int) -> GuideAnswer:
-    """Cut to the generation budget. An end-of-text token without a log-probability counts as certain: π_φ := 1."""
+        text = completion if isinstance(completion, str) else completion[-1]["content"]
+        ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     if logps is None:
-        return GuideAnswer(ids[:limit])
-    return GuideAnswer(ids[:limit], [*map(float, logps), *[0.0] * (len(ids) - len(logps))][:limit])
-
-
-def _encode(tokenizer: Any, text: str) -> list[int]:
-    return [*tokenizer(text, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+        return entry["prompt"], GuideAnswer(ids[:limit])
+    if not len(ids) - 1 <= len(logps) <= len(ids):
+        raise ValueError(f'{len(logps)} logprobs for {len(ids)} tokens of this tokenizer: record "token_ids" too')
+    return entry["prompt"], GuideAnswer(ids[:limit], [*map(float, logps), *[0.0] * (len(ids) - len(logps))][:limit])
 
 
 def _key(prompt: Any) -> str:
     return prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-
-
-TIMEOUT = 120
-WHOLE_DISTRIBUTION = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
-"""What a server is asked for. With its model's own defaults it would not sample from the distribution it reports."""
-
-
-class ServerGuide(Guide):
-    """An OpenAI-compatible server, e.g. `vllm serve`. Log-probabilities are used if its tokens are the policy's."""
-
-    def __init__(self, url: str, tokenizer: Any, limit: int, temperature: float) -> None:
-        self._base = url.rstrip("/").removesuffix("/v1") + "/v1"
-        self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
-        self._model: str = self._request("/models", lambda reply: reply["data"][0]["id"])
-
-    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
-        chat = not isinstance(prompt, str)
-        body = {"messages": prompt, "logprobs": True} if chat else {"prompt": prompt, "logprobs": 1}
-        body |= {"model": self._model, "n": count, "max_tokens": self._limit, "temperature": self._temperature}
-        body |= {"seed": turn, **WHOLE_DISTRIBUTION}
-        path = "/chat/completions" if chat else "/completions"
-        return list(self._request(path, lambda reply: [self._answer(choice) for choice in reply["choices"]], body))
-
-    def _answer(self, choice: dict[str, Any]) -> GuideAnswer:
-        text = choice["text"] if "text" in choice else choice["message"]["content"] or ""
-        ids = _encode(self._tokenizer, text)
-        if choice.get("finish_reason") == "length":
-            ids.pop()
-        scored, words = _logprobs(choice), [self._tokenizer.decode([i]) for i in ids]
-        same_tokens = [token for token, _ in scored] in (words, words[:-1])
-        return _answer(ids, [logp for _, logp in scored] if scored and same_tokens else None, self._limit)
-
-    def _request(self, path: str, read: Callable[[Any], Any], body: dict[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
-                return read(json.loads(reply.read()))
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            detail = f"{error} {error.read()[:200]!r}" if isinstance(error, HTTPError) else repr(error)
-            what = f"guide: {self._base}{path} did not answer as an OpenAI-compatible server does ({detail})."
-            raise EngineError(Problem(what, remedy="Check that the server is up.")) from None
-
-
-def _logprobs(choice: dict[str, Any]) -> list[tuple[str, float]]:
-    """Tokens and log-probabilities of a chat answer or a plain one; empty if the server gave none."""
-    found = choice.get("logprobs") or {}
-    if found.get("content"):
-        return [(token["token"], token["logprob"]) for token in found["content"]]
-    values = found.get("token_logprobs") or []
-    return [] if None in values else list(zip(found.get("tokens") or [], values, strict=True))
-
-
-class ModelGuide(Guide):
-    """Another causal language model with the policy's tokenizer."""
-
-    def __init__(self, model: Any, tokenizer: Any, limit: int, temperature: float, device: Any) -> None:
-        from transformers import AutoModelForCausalLM, GenerationConfig
-
-        if isinstance(model, str):
-            folder = find_model(model, "guide")
-            try:
-                model = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, trust_remote_code=False)
-            except (OSError, ValueError) as error:
-                raise ConfigError(not_loaded("guide", model, error)) from None
-        if model.get_input_embeddings().num_embeddings < len(tokenizer):
-            raise ConfigError("guide: the model has fewer tokens than the policy's tokenizer; they must share one.")
-        self._model = model.to(device).eval()
-        # Its own defaults (top_p, top_k, penalties) would sample from another distribution than the recorded one.
-        self._model.generation_config = GenerationConfig(
-            eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-        )
-        self._tokenizer, self._limit, self._temperature = tokenizer, limit, temperature
-
-    @torch.no_grad()
-    def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
-        inputs = torch.tensor([prompt_ids] * count, device=self._model.device)
-        end = self._tokenizer.eos_token_id
-        draw = {"do_sample": True, "temperature": self._temperature, "top_k": 0, "max_new_tokens": self._limit}
-        whole = self._model.generate(input_ids=inputs, attention_mask=torch.ones_like(inputs), **draw)
-        logits = self._model(input_ids=whole).logits[:, len(prompt_ids) - 1 : -1].float() / self._temperature
-        sampled = whole[:, len(prompt_ids) :]
-        logps = logits.log_softmax(-1).gather(-1, sampled.unsqueeze(-1)).squeeze(-1)
-        rows = zip(sampled.tolist(), logps.tolist(), strict=True)
-        cut = [(ids, values, ids.index(end) + 1 if end in ids else len(ids)) for ids, values in rows]
-        return [GuideAnswer(ids[:n], values[:n]) for ids, values, n in cut]
 
 
 class MixedPolicy:
@@ -208,7 +103,7 @@ class MixedPolicy:
         """`guide` as an object, or else the one that the config names."""
         args, self._trainer = trainer.args, trainer
         if guide is None:
-            guide = open_guide(args.guide, trainer._tokenizer, args, trainer.accelerator.device)
+            guide = RecordedGuide(args.guide, trainer._tokenizer, args.max_completion_length)
         self._guide, wanted = guide, args.guide_completions
         if trainer.tools:
             raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
@@ -237,8 +132,7 @@ class MixedPolicy:
         for g, k in enumerate(counts):
             answers = self._guide.answer(prompts[g * size], prompt_ids[first], k, turn) if k else []
             if len(answers) != k:
-                remedy = "Set guide_completions=1 if its server ignores `n`."
-                raise EngineError(Problem(f"guide: asked for {k} answers, got {len(answers)}.", remedy=remedy))
+                raise EngineError(f"guide: asked for {k} answers, got {len(answers)}.")
             rows += [*[None] * (size - k), *answers]
             sources += [*range(first, first + size - k), *[first] * k]
             first += size - k

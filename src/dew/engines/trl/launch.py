@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import traceback
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import Field, dataclass, fields, replace
@@ -26,6 +25,7 @@ from trl import rewards as trl_rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
+from dew.engines.trl.checkpoints import last_good
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
@@ -151,16 +151,22 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     functions: list[Any] = [verifier] if verifier is not None else []
     functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if name := parsed.script.reward_model_name_or_path:
-        functions.append(find_model(name, "reward_model_name_or_path"))
-        try:
-            AutoConfig.from_pretrained(functions[-1], trust_remote_code=False)
-        except OSError as error:  # a ValueError asks for code of the model's own, which TRL may be allowed to run
-            raise ConfigError(not_loaded("reward_model_name_or_path", name, error)) from None
-        except ValueError:
-            pass
+        functions.append(_found(name, "reward_model_name_or_path"))
     if not functions:
         raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
+
+
+def _found(name: str, key: str, revision: str | None = None) -> str:
+    """Where a model is, once its config could be loaded: the errors of libraries do not say which model they mean."""
+    folder = find_model(name, key, revision)
+    try:
+        AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False)
+    except OSError as error:
+        raise ConfigError(not_loaded(key, name, error)) from None
+    except ValueError:  # it asks for code of the model's own, which TRL may be allowed to run
+        pass
+    return folder
 
 
 def _reward(name: str, parsed: Parsed) -> Any:
@@ -181,20 +187,14 @@ def build_trainer(parsed: Parsed) -> Any:
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
-    folder = find_model(model.model_name_or_path, revision=model.model_revision)
+    folder = _found(model.model_name_or_path, "model_name_or_path", model.model_revision)
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}
     rewards = rewards_of(parsed)
     try:
         return DewTrainer(folder, rewards, **others)
-    except (OSError, SafetensorError, JSONDecodeError) as error:
-        if getattr(error, "errno", None) is not None:  # of the file system, not of transformers
-            raise
-        if any(frame.name == "init_hf_repo" for frame in traceback.extract_tb(error.__traceback__)):
-            reason = str(error).strip().splitlines()[0].rstrip(".")
-            remedy = "Check the network and `hf auth login`, or set push_to_hub: false."
-            raise ConfigError(Problem(f"push_to_hub: the hub cannot be reached ({reason}).", remedy=remedy)) from None
+    except (SafetensorError, JSONDecodeError) as error:  # which name no file
         raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
 
 
@@ -210,7 +210,7 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
         sweep(folder)
         write_atomically(folder / "config.yaml", to_yaml(parsed.run, [RUN_AGAIN]).encode())
     trainer.accelerator.wait_for_everyone()
-    checkpoint = trainer.last_good_checkpoint() if resume else None
+    checkpoint = last_good(parsed.args.output_dir, trainer.accelerator) if resume else None
     if resume and checkpoint is None:
         logger.warning("%s has no complete checkpoint: starting the run again.", folder)
         if trainer.accelerator.is_main_process:

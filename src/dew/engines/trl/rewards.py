@@ -12,8 +12,6 @@ from dew.rewards.calls import Rewards, as_rewards, call_reward, reported, reward
 from dew.rewards.user_function import TIMEOUT, required_columns
 
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
-TAKEN = GIVEN_BY_TRL - {"completion_ids"}
-"""TRL drops a data column `completion_ids`; these would be passed twice."""
 
 
 # ── calling a reward function ───────────────────────────────────────────────────────────────────────────────
@@ -87,19 +85,13 @@ def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
 
 
 def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:
-    """What a data set with these columns lacks: the prompt, or a column that a reward function asks for by name.
-
-    A column with the name of another argument of every reward function is a problem too.
-    """
-    taken = [
-        f"the column {c!r} has the name of what TRL passes to every reward. Rename it." for c in columns if c in TAKEN
-    ]
+    """What a data set with these columns lacks: the prompt, or a column that a reward function asks for by name."""
     wanted = [("the trainer", "prompt")]
     for reward in rewards:
         if not _is_model(reward):
             who = f"reward function {reward_name(reward)!r}"
             wanted += [(who, column) for column in required_columns(reward) if column not in GIVEN_BY_TRL]
-    return taken + [
+    return [
         f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
         f"{did_you_mean(column, columns) or f'Rename one to {column!r}.'}"
         for who, column in wanted

@@ -1,11 +1,10 @@
-"""Sampling: dynamic sampling, rollout functions, and dew's decoders instead of `generate`.
+"""Sampling: dynamic sampling, and dew's decoders instead of `generate`.
 
 Dynamic sampling (DAPO) replaces groups without signal by further prompts, until the batch is full. Signal is decided
 by the outcome reward alone: a shaped or summed reward always varies, and a filter on it keeps noise. Every process
 sees the same outcomes, so all of them sample the same number of rounds.
 """
 
-import functools
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -140,25 +139,6 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
     finally:
         for module in switched:
             module.training = True
-
-
-def without_empty(rollout: Callable[..., Columns], end: int) -> Callable[..., Columns]:
-    """A rollout function whose empty answers, which TRL cannot pad, become a masked end-of-text token."""
-
-    @functools.wraps(rollout)
-    def filled(*args: Any, **kwargs: Any) -> Columns:
-        output = dict(rollout(*args, **kwargs))
-        answers = output.get("completion_ids")
-        if answers is None:  # TRL reports what is missing
-            return output
-        masks = output.get("env_mask") or [[1] * len(ids) for ids in answers]
-        output["env_mask"] = [mask if ids else [0] for ids, mask in zip(answers, masks, strict=True)]
-        output["completion_ids"] = [ids or [end] for ids in answers]
-        if output.get("logprobs") is not None:
-            output["logprobs"] = [x if ids else [0.0] for ids, x in zip(answers, output["logprobs"], strict=True)]
-        return output
-
-    return filled
 
 
 COMPARED = 16

@@ -21,12 +21,11 @@ from dew.engines.credit import Credit, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
-from dew.engines.trl.config import DewConfig, not_installed
+from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.errors import ConfigError, Problem
-from dew.files import write_atomically
 from dew.run.config import find_model
 from dew.run.settings import algorithm_settings
 
@@ -45,9 +44,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     _tag_names: ClassVar = [*GRPOTrainer._tag_names, "dew"]
     num_generations: int
-    rollout_func: Any
-    _verified: str | None = None
-    """The checkpoint that was compared with its manifest; a second time would read all of it again."""
 
     def __init__(
         self, model: Any, reward_funcs: Any = None, args: DewConfig | None = None, train_dataset: Any = None,
@@ -62,7 +58,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
-        if problems := [*not_installed(args), *(args.guide_problems() if guide is not None else [])]:
+        if problems := args.guide_problems() if guide is not None else []:
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
@@ -80,8 +76,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch; and since PyTorch
         # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        if self.rollout_func is not None:
-            self.rollout_func = rollout.without_empty(self.rollout_func, self.eos_token_ids[0])
         self.outcome_index = outcome_index(self.reward_func_names, args)
         if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
             self.generation_config.remove_invalid_values = True
@@ -137,12 +131,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._say_how()
         try:
             if checkpoint is True:
-                checkpoint = self.last_good_checkpoint()
+                checkpoint = checkpoints.last_good(self.args.output_dir, self.accelerator)
                 if checkpoint is None:
                     what = f"resume: {self.args.output_dir} has no complete checkpoint."
                     raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint."))
-            elif checkpoint not in (None, self._verified) and self.accelerator.is_main_process:
-                checkpoints.check_complete(str(checkpoint))
             finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
             if finished is None:
                 result = super().train(checkpoint, *args, **kwargs)
@@ -173,21 +165,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 logging.WARNING if unexpected else logging.INFO, text, self.algorithm.label, args.batches, sampler
             )
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        super().create_model_card(*args, **kwargs)
-        card = Path(self.args.output_dir) / "README.md"
-        if self.is_world_process_zero() and card.is_file():  # TRL names models of the hub only
-            name = Path(str(getattr(self.model.config, "_name_or_path", ""))).name or "a local model"
-            text = card.read_text("utf-8").replace("[None](https://huggingface.co/None)", f"`{name}`")
-            write_atomically(card, text.replace('model="None"', f'model="{self.args.output_dir}"').encode())
-
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
         return self._sampler
-
-    def last_good_checkpoint(self) -> str | None:
-        self._verified = checkpoints.last_good(self.args.output_dir, self.accelerator)
-        return self._verified
 
     # ── a generation: sample, score, credit, report ─────────────────────────────────────────────────────────
 
