@@ -5,8 +5,8 @@ from argparse import Namespace
 import pytest
 import torch
 
+import dew_slime as slime
 from dew import Rollouts, get_algorithm
-from dew.engines import slime
 from dew.errors import ConfigError, EngineError
 
 GTPO = {"calculate_per_token_loss": True, "use_rollout_entropy": True, "dew_algorithm": "gtpo"}
