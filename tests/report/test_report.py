@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -575,7 +575,8 @@ def test_extreme_numbers_are_shown(tmp_path: Path) -> None:
 # ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_server_answers_only_with_its_token(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_server_answers_only_with_its_token(run: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dew.report.serve.IDLE", 0.5)
     server, address = make_server([run])
     server.daemon_threads = False  # closing it waits for its answers
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -599,7 +600,11 @@ def test_server_answers_only_with_its_token(run: Path, capfd: pytest.CaptureFixt
         with closing(socket.create_connection(("127.0.0.1", server.server_port))) as closed:  # a page closed at once
             closed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             closed.sendall(f"GET {address.removeprefix(root)}data HTTP/1.1\r\n\r\n".encode())
-        urlopen(f"{address}stamp").close()  # the server has accepted both
+        with closing(socket.create_connection(("127.0.0.1", server.server_port), timeout=20)) as idle:
+            assert idle.recv(1) == b""  # closed by the server
+        urlopen(Request(f"{address}stamp", headers={"Host": "localhost:99"})).close()  # a tunnel
+        with pytest.raises(HTTPError):  # a page of another host
+            urlopen(Request(f"{address}stamp", headers={"Host": f"evil.example:{server.server_port}"}))
     finally:
         server.shutdown()
         server.server_close()
