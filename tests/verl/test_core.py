@@ -20,7 +20,7 @@ from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils import torch_functional as verl_F
 from verl.workers.utils.losses import ppo_loss
 
-from dew.algorithms import DrGRPO, get_algorithm, list_algorithms
+from dew.algorithms import get_algorithm, list_algorithms
 from dew.algorithms.base import Part
 from dew.engines.credit import Rows, give_credit, outcomes
 from dew.engines.verl import plugin
@@ -136,7 +136,6 @@ def test_verls_entropy_in_bf16_is_mostly_rounding_and_in_chunks_is_not():
 # ── losses ──────────────────────────────────────────────────────────────────────────────────────────────────
 EVERY = {name: get_algorithm(name, max_tokens=7, kl_coef=0.3) for name in list_algorithms() if name != "trl"}
 EVERY["geometric"] = replace(EVERY["grpo_s"], average="geometric")
-EVERY["fixed"] = type("Fixed", (DrGRPO,), {"name": "fixed"})(max_tokens=7, kl_coef=0.3)  # dew's loss, fixed divisor
 
 
 def launched(algorithm):
@@ -147,7 +146,7 @@ def launched(algorithm):
         return actor(**keys), partial(actor_loss, algorithm=replace(algorithm, kl_coef=0.0))
     settings = {"algorithm": algorithm.name, "max_completion_length": 7, "model_name_or_path": "tiny"}
     found = prepare(Run(settings=settings, task="countdown"))
-    names = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode", "loss_scale_factor")
+    names = ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "loss_agg_mode")
     keys |= {name: value for name in names if (value := found[f"{ACTOR}.{name}"]) is not None}
     return actor(**keys, mode=found[f"{ACTOR}.policy_loss.loss_mode"]), ppo_loss
 

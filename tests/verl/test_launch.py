@@ -90,8 +90,8 @@ ALGORITHMS = {  # estimator, loss, aggregation, filter, clip
     "grpo_s": ("grpo_s", "dew", "seq-mean-token-mean", False, (0.2, 0.28)),
     "grpo": ("grpo", "vanilla", "seq-mean-token-mean", False, (0.2, 0.2)),
     "dapo": ("dapo", "dew", "token-mean", True, (0.2, 0.28)),
-    "dr_grpo": ("grpo", "vanilla", "seq-mean-token-sum-norm", False, (0.2, 0.2)),
-    "gspo": ("grpo", "gspo", "seq-mean-token-mean", False, (3e-4, 4e-4)),
+    "dr_grpo": ("dr_grpo", "dew", "seq-mean-token-sum-norm", False, (0.2, 0.2)),
+    "gspo": ("gspo", "dew", "seq-mean-token-mean", False, (3e-4, 4e-4)),
     "entropy_advantage": ("entropy_advantage", "dew", "token-mean", True, (0.2, 0.28)),
     "cispo": ("cispo", "dew", "token-mean", True, (1.0, 4.0)),
     "dppo": ("dppo", "dew", "seq-mean-token-sum-norm", False, (0.15, 0.15)),
@@ -108,7 +108,6 @@ def test_every_algorithm_has_its_estimator_loss_and_filter(name):
     assert found["algorithm.filter_groups.enable"] is filtered and found["algorithm.filter_groups.metric"] == "acc"
     assert (found[f"{ACTOR}.clip_ratio_low"], found[f"{ACTOR}.clip_ratio_high"]) == clip
     assert (found[f"{ACTOR}.clip_ratio_c"] is not None) == (loss == "vanilla")  # no dual clip: dew's losses have none
-    assert found["algorithm.norm_adv_by_std_in_grpo"] is (False if name == "dr_grpo" else None)
     assert found[f"{ACTOR}.calculate_entropy"] is (name == "entropy_advantage")  # in the update
 
 
@@ -124,20 +123,9 @@ def test_settings_of_the_algorithm():
     assert [trls[f"{ACTOR}.{key}"] for key in keys] == [0.1, 0.4, 0.05]
     assert trls.notes == ["not used on verl: loss_type"]
     assert prepare(small(epsilon=0.1))[f"{ACTOR}.clip_ratio_high"] == 0.1  # as in TRL
+    assert prepare(small(algorithm_kwargs={"overlong": "group"}))["algorithm.dew.overlong"] == "group"
     longer = prepare(small(algorithm="dr_grpo", verl={"data.max_response_length": 99}))
     assert longer[f"{ACTOR}.loss_scale_factor"] == 99
-
-
-def test_the_overlong_penalty_is_dews_or_verls():
-    soft = {"overlong": "soft", "overlong_buffer": 8}
-    own = prepare(small(algorithm="gtpo", algorithm_kwargs=soft))
-    assert own["algorithm.dew.overlong"] == "soft" and own["reward.reward_manager.name"] is None
-    verls = prepare(small(algorithm="grpo", algorithm_kwargs=soft))
-    assert verls["algorithm.dew.overlong"] is None and verls["reward.reward_manager.name"] == "dapo"
-    assert verls["reward.reward_kwargs.overlong_buffer_cfg.len"] == 8
-    assert verls["reward.reward_kwargs.max_resp_len"] == 32
-    with pytest.raises(ConfigError, match="overlong='group'"):
-        prepare(small(algorithm="grpo", algorithm_kwargs={"overlong": "group"}))
 
 
 def test_scores_become_verls_validation():
@@ -216,6 +204,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"save_steps": 0.1}, "save_steps=0.1"),
         ({"reward_funcs": ["mine.py:f"]}, "reward_funcs"),
         ({"algorithm_kwargs": "x"}, "algorithm_kwargs"),
+        ({"algorithm": "grpo", "algorithm_kwargs": {"overlong": "group"}}, "verl's own grpo has no such setting"),
         ({"task": None}, "task is missing"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),

@@ -91,7 +91,6 @@ class DrGRPO(GRPO):
 
     name: ClassVar[str] = "dr_grpo"
     replaces: ClassVar[tuple[str, ...]] = ("loss_type=dr_grpo",)
-    verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
     scale: ClassVar[bool] = False
     fixed_divisor: ClassVar[bool] = True
@@ -108,7 +107,6 @@ class GSPO(GRPO):
 
     name: ClassVar[str] = "gspo"
     replaces: ClassVar[tuple[str, ...]] = ("importance_sampling_level=sequence",)
-    verl_estimator: ClassVar[str | None] = "grpo"
     ratio: ClassVar[Ratio] = "sequence_geometric"
     clip_low: float = 3e-4
     """A sequence's ratio moves far less than a token's."""

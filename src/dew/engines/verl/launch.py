@@ -77,8 +77,6 @@ NODES, GPUS_PER_NODE = "trainer.nnodes", "trainer.n_gpus_per_node"
 SAMPLER_GPUS = f"{ROLLOUT}.tensor_model_parallel_size"
 SEQUENCE_GPUS = f"{ACTOR}.ulysses_sequence_parallel_size"
 MICRO_BATCH = f"{ACTOR}.ppo_max_token_len_per_gpu"
-STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
-"""verl's own losses, by the ratio that they use."""
 NO_DUAL_CLIP = 1e9
 """verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -277,7 +275,7 @@ class Translation:
             self.problem(what, f"Write `algorithm: {own}` instead.")
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
-            f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
+            f"{ACTOR}.policy_loss.loss_mode": "vanilla" if stock else DEW_LOSS,
             **reduction(algorithm),
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
@@ -292,21 +290,11 @@ class Translation:
         changed |= {"threshold": algorithm.threshold} if self.threshold_given and not stock else {}
         self.unused += [f"algorithm_kwargs.{name}" for name in ("max_rounds", "oversample") if name in changed]
         other = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
-        return found | (self.stock(algorithm, other) if stock else {f"+algorithm.dew.{k}": v for k, v in other.items()})
-
-    def stock(self, algorithm: Algorithm, own: dict[str, Any]) -> Overrides:
-        """Further keys of verl's own estimator and loss. Its reward manager has the soft overlong penalty."""
-        found: Overrides = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP} if algorithm.ratio == "token" else {}
-        if not algorithm.scale:
-            found["algorithm.norm_adv_by_std_in_grpo"] = False
-        if own.get("overlong") == "soft":
-            buffer = {"enable": True, "len": own["overlong_buffer"], "penalty_factor": 1.0, "log": False}
-            found |= {f"+reward.reward_kwargs.overlong_buffer_cfg.{name}": value for name, value in buffer.items()}
-            found |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": algorithm.max_tokens}
-            own = {name: value for name, value in own.items() if name not in ("overlong", "overlong_buffer")}
-        for name, value in own.items():
+        if not stock:
+            return found | {f"+algorithm.dew.{name}": value for name, value in other.items()}
+        for name, value in other.items():
             self.problem(f"{name}={value!r}: verl's own {algorithm.name} has no such setting.", "Leave it out.")
-        return found
+        return {**found, f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP}
 
 
 def has_messages(source: Task) -> bool:
