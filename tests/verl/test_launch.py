@@ -443,14 +443,6 @@ def test_validation_problems_are_held_out():
     assert len(found.validation) == 5 and not train & {row["prompt"][0]["content"] for row in found.validation}
 
 
-def test_parquet_gives_back_what_was_written(tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    run = small()
-    found = data.prepare_data(prepare(run), Tokenizer())
-    data.write_data(found, tmp_path)
-    assert parquet.read_table(tmp_path / "data/train.parquet").to_pylist() == found.train
-
-
 # ---- a run -------------------------------------------------------------------------------------
 FAKE_DRIVER = """
 import json, os, sys

@@ -182,7 +182,7 @@ def cost(group: GroupRecord) -> int:
 
 
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """All groups, or every second, fourth ... of them, whose total cost is at most `tokens`; the smallest, if none is."""
+    """All groups, or every second, fourth ... of them, that cost at most `tokens` in all; at least the smallest."""
     kept = groups
     while kept and sum(map(cost, kept)) > tokens:
         kept = [kept[i] for i in evenly(len(kept), len(kept) // 2)]
