@@ -37,18 +37,10 @@ def close(actual, expected):
 @every_entry
 @pytest.mark.parametrize("name", dew_estimators())
 def test_every_algorithm_gives_what_it_gives_alone(entry, name):
-    """With log-probabilities and Σπ² where needed; penalties take the place of the returns."""
     rewards, mask, uids, entropy = rows(entry)
-    c = context(name, entropy)
-    with batch_context(c):
-        advantages, returns = estimator(name)(token_level_rewards=rewards, response_mask=mask, index=uids)
-    grouped = Rollouts.from_rows(
-        list(uids), mask=mask.bool(), reward=rewards.sum(-1), entropy=entropy, logp=c.logp, sum_sq=c.sum_sq
-    )
-    expected = c.algorithm.advantages(grouped)
-    close(advantages, grouped.to_rows(expected))
-    penalties = c.algorithm.penalties(grouped, expected) if c.algorithm.penalises else expected
-    close(returns, grouped.to_rows(penalties))
+    advantages, c = estimate(name, rewards, mask, uids, entropy)
+    grouped = Rollouts.from_rows(list(uids), mask=mask.bool(), reward=rewards.sum(-1), entropy=entropy, logp=c.logp)
+    close(advantages, grouped.to_rows(c.algorithm.advantages(grouped)))
 
 
 def test_acc_decides_correctness_and_penalties_are_extra():

@@ -185,6 +185,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
     [
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"algorithm": "trl"}, "algorithm: trl works only on TRL"),
+        ({"algorithm": "kl_cov"}, "kl_cov works only on TRL. Choose another algorithm, or set verl's own"),
         ({"temperature": 0.0}, "give a number > 0"),
         ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
@@ -330,7 +331,6 @@ def test_verl_names_an_unknown_key():
     [
         ({"verl": {"trainer.v1.trainer_mode": "sync"}}, "trainer_mode=sync does not pass on"),
         ({"verl": {"+algorithm.dew.alpha3": 1}}, "no setting 'alpha3'"),
-        ({"algorithm": "otb"}, "sum of squared probabilities"),
     ],
 )
 def test_what_a_run_refuses_is_found_before_it_starts(change, message, dew, tmp_path):

@@ -26,6 +26,7 @@ from dew.engines.verl.config import (
     dew_estimators,
     import_modules,
     reduction,
+    runs_on_verl,
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem
@@ -175,10 +176,11 @@ class Translation:
                 import_modules(self.own.get(f"{MODEL}.external_lib"))
                 import_modules(environ.get(EXTERNAL, "").split(","))
             algorithm = get_algorithm(name, **settings)
-            if not algorithm.engine_loss and ":" not in name:
+            if runs_on_verl(type(algorithm)) and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
-            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else "Choose another algorithm.")
+            other = "Choose another algorithm, or set verl's own estimator or loss of that name."
+            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else other)
         except DewError as error:
             self.problems += error.problems
         return None
