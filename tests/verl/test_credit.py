@@ -158,7 +158,6 @@ LIVE = torch.ones(2, 3, dtype=torch.long)
     ("entropy", "message"),
     [
         (None, "bypass_mode"),
-        (torch.ones(2, 4), "(2, 4)"),
         (torch.zeros(2, 3), "exactly 0 on every token"),
         (torch.tensor([[0.0, 0, 0], [0, 0, 1.0]]), "exactly 0"),  # the last one is masked
         *[

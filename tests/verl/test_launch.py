@@ -209,7 +209,6 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"task": None}, "task is missing"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"verl": {"trainer": {"n_gpus_per_node": "all"}}}, "n_gpus_per_node='all'"),
-        ({"verl": {"+algorithm.dew_run.folder": "runs/a"}}, "Set output_dir"),
         ({"alpha2": 0.2}, "alpha2 is a setting of the algorithm. Write algorithm_kwargs: {alpha2: ...}."),
         ({"verl": {f"{ACTOR}.ppo_max_token_len_per_gpu": 100}}, "must fit in one micro-batch"),
         ({"verl": {f"{ROLLOUT}.tensor_model_parallel_size": 2}}, "1 GPUs are not divisible by"),

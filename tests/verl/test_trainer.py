@@ -140,10 +140,9 @@ def test_verl_sees_its_own_mode():
     assert Trainer(config("trainer.v1.trainer_mode=dew_colocate_async")).mode == "colocate_async"
 
 
-def test_a_queue_without_the_entropy_of_every_token(step):
-    for entropy, message in ((None, "not in verl's queue"), ([[1.0], [1.0, 2.0], [1.0], [1.0]], "has shape")):
-        with pytest.raises(EngineError, match=message):
-            step(entropy)
+def test_a_queue_without_the_entropy(step):
+    with pytest.raises(EngineError, match="not in verl's queue"):
+        step(None)
 
 
 def test_correctness_on_some_answers_only(step):

@@ -121,14 +121,11 @@ def batch_context(context: BatchContext) -> Iterator[BatchContext]:
 
 
 def check_entropy(entropy: Tensor | None, mask: Tensor) -> None:
-    """Refuse what is missing, of another shape, not finite, negative or 0 everywhere: not an entropy."""
+    """Refuse what is missing, not finite, negative or 0 everywhere: not an entropy."""
     name = "The old policy's entropy"
     if entropy is None:
         why = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes it."
         raise EngineError(Problem(f"{name} is not in verl's queue.", why, "Set bypass_mode=False."))
-    if entropy.shape != mask.shape:
-        what = f"{name} has shape {tuple(entropy.shape)}, the responses {tuple(mask.shape)}."
-        raise EngineError(Problem(what, remedy=OTHER_RELEASE))
     live = entropy[mask.bool()]
     if not live.isfinite().all() or (live < -1e-3).any():
         remedy = "Check for a diverged model, and set actor_rollout_ref.actor.entropy_from_logits_with_chunking=True."
@@ -228,8 +225,7 @@ def actor_loss(
     entropy = None
     if algorithm.needs_entropy == "current":  # config.check has seen to it that verl computes it
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
-    if (per_row := tu.get_non_tensor_data(data, TOKENS_PER_ROW, None)) is None:
-        raise EngineError(Problem("verl did not pass the generation's tokens to its workers.", remedy=OTHER_RELEASE))
+    per_row = tu.get_non_tensor_data(data, TOKENS_PER_ROW, None)
     tu.assign_non_tensor_data(data, "batch_num_tokens", per_row * data["global_batch_size"])
     with batch_context(BatchContext(algorithm=algorithm, entropy=entropy)):
         return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]

@@ -38,7 +38,6 @@ Overrides = dict[str, Any]
 """verl's key -> value; a leading + where verl's configuration has no such key."""
 
 OWN_REWARD = SETTINGS["reward_funcs"].verl
-RUN_FOLDER = "algorithm.dew_run.folder"
 DEFAULTS: Overrides = {
     f"{MODEL}.use_remove_padding": True,
     f"{ACTOR}.strategy": "fsdp2",
@@ -134,8 +133,6 @@ class Translation:
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
             elif key in CHOOSE_ALGORITHM and self.given[key] is not None and not self.given.get("algorithm"):
                 self.problem(f"{key}={self.given[key]}, but no algorithm is named.", "Name it with `algorithm:`.")
-        if RUN_FOLDER in self.own:
-            self.problem(f"{RUN_FOLDER}: data, checkpoints and records of a run share one folder.", "Set output_dir.")
         for name, setting in SETTINGS.items():
             value, key = self.given.get(name), setting.verl
             if setting.same is not None and value and value not in setting.same and key not in self.own:
@@ -243,7 +240,7 @@ class Translation:
             f"{MODEL}.path": model_folder(self.given.get("model_name_or_path") or ""),
             "data.train_files": str(folder / "data" / "train.parquet"),
             "data.val_files": str(folder / "data" / "val.parquet"),
-            f"+{RUN_FOLDER}": str(folder),
+            "+algorithm.dew_run.folder": str(folder),
             "trainer.default_local_dir": str(folder / "checkpoints"),
             "trainer.resume_mode": "auto" if resume else "disable",
             "trainer.experiment_name": folder.name,
