@@ -21,22 +21,8 @@ SOURCES = {
     "verl.trainer.ppo.v1.trainer_separate_async:PPOTrainerSeparateAsync._compute_old_log_prob": (
         "super()._compute_old_log_prob(batch, metrics)",
     ),
-    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._compute_advantage": (
-        'fields = ["uid", "response_mask", "rm_scores"',
-        "batch_keys=batch.keys",
-        "config=self.config.algorithm",
-    ),
-    "verl.trainer.ppo.v1.trainer_base:PPOTrainer._step_once": (
-        "self._compute_old_log_prob(batch",
-        "self._compute_advantage(batch",
-    ),
     "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories": (
         "if adv_estimator != core_algos.AdvantageEstimator.GRPO:",
-    ),
-    "verl.trainer.ppo.ray_trainer:compute_advantage": (
-        '"token_level_rewards": data.batch["token_level_rewards"]',
-        '"response_mask": data.batch["response_mask"]',
-        'adv_kwargs["index"] = data.non_tensor_batch["uid"]',
     ),
     "verl.trainer.ppo.v1.replay_buffer:ReplayBuffer._dapo_filtered_keys": (
         'extra_fields.get("reward_extra_info", {})',
@@ -55,22 +41,12 @@ SOURCES = {
         "reward_extra_info[key] = value",
         'reward_extra_info["acc"] = score',
     ),
-    "verl.workers.utils.losses:ppo_loss": (
-        'config.global_batch_info["dp_size"] = data["dp_size"]',
-        'config.global_batch_info["batch_num_tokens"] = data["batch_num_tokens"]',
-        'config.global_batch_info["global_batch_size"] = data["global_batch_size"]',
-        'data["response_mask"].to(bool)',
-    ),
     "verl.utils.torch_functional:entropy_from_logits_with_chunking": (
         "logits_chunk = logits[i : i + chunk_size].float()",
     ),
     "verl.utils.experimental.torch_functional:_fused_linear_for_ppo_fwd": ("logits = logits.to(torch.float32)",),
-    "verl.trainer.main_ppo:TaskRunnerV1": (
-        "get_trainer_cls(config.trainer.v1.trainer_mode)",
-        "self.trainer.fit(self.agent_loop_manager)",
-    ),
 }
-"""Lines of source that dew depends on and a signature does not show."""
+"""Lines of source that dew depends on, and whose change no error would show."""
 
 SETTINGS = (
     "algorithm.adv_estimator", "algorithm.filter_groups.enable", "algorithm.filter_groups.metric",

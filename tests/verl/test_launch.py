@@ -243,14 +243,6 @@ def test_uneven_batches_are_refused_with_the_nearest_even_ones(prompts, mini, an
             prepare(run)
 
 
-def test_more_gpus_do_not_change_the_prompts_of_a_step():
-    run = read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml")
-    more = {**run.to_dict(), "verl": {**flat(run.verl), "trainer.nnodes": 8}}
-    assert prepare(make_run(more)).batches.prompts == 128 and prepare(make_run(more)).batches.processes == 64
-    plain = small(verl={"trainer.n_gpus_per_node": 4})  # without verl's own number TRL's arithmetic holds: 16 x 4 / 4
-    assert prepare(plain).batches.prompts == 16
-
-
 # ---- hydra -------------------------------------------------------------------------------------
 def test_verls_own_keys_win():
     assert flat({"a": {"b": 1, "c.d": 2}, "e": {}}) == {"a.b": 1, "a.c.d": 2, "e": {}}

@@ -12,7 +12,6 @@ from dew.run.records import MAX_FILE, GroupRecord, Json, SchemaError, read_recor
 
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
-PAGE_FILES = 200
 READ_BYTES = 48 << 20
 """Compressed records that are read, over all runs: a few seconds."""
 TOKEN_BYTES = 80
@@ -194,8 +193,7 @@ def read_sample(files: Sequence[Path], share: int = 1) -> tuple[list[GroupRecord
     picked: list[Path] = []
     if share:
         mean = sum(map(_bytes, files)) / max(1, len(files))
-        readable = min(PAGE_FILES / share, READ_BYTES / share / max(1.0, mean))
-        picked = [files[i] for i in evenly(len(files), max(2, int(readable)))]
+        picked = [files[i] for i in evenly(len(files), max(2, int(READ_BYTES / share / max(1.0, mean))))]
     groups: list[GroupRecord] = []
     seen, notices = 0, []
     for path in picked:

@@ -27,7 +27,7 @@ IDLE = 10.0
 """Seconds that a connection may stay silent."""
 PAUSE = 4.0
 """Rebuilding takes at most one part in this many of the time."""
-FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*", "completions/*")
+FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*")
 """What the page is made of, in the folder of a run."""
 HEADERS = {
     "Cache-Control": "no-store",
