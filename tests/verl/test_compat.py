@@ -66,6 +66,18 @@ SETTINGS = (
 """Keys of verl's configuration that dew reads."""
 
 
+DEFAULTS = {
+    "actor_rollout_ref.model.use_remove_padding": True, "actor_rollout_ref.actor.optim.lr_scheduler_type": "constant",
+    "actor_rollout_ref.actor.optim.betas": [0.9, 0.999], "actor_rollout_ref.actor.optim.clip_grad": 1.0,
+    "actor_rollout_ref.actor.entropy_coeff": 0, "actor_rollout_ref.actor.fsdp_config.dtype": "bfloat16",
+    "actor_rollout_ref.rollout.dtype": "bfloat16", "actor_rollout_ref.rollout.calculate_log_probs": True,
+    "algorithm.use_kl_in_reward": False, "algorithm.rollout_correction.bypass_mode": False, "data.shuffle": True,
+    "reward.custom_reward_function.name": "compute_score", "data.filter_overlong_prompts": False,
+    "trainer.save_freq": -1, "trainer.test_freq": -1,
+}  # fmt: skip
+"""Values that `dew train --engine verl` relies on and leaves out of the command."""
+
+
 def place(path):
     """The class or function, behind Ray's wrapper if it has one."""
     module, name = path.split(":")
@@ -94,6 +106,11 @@ def test_keys_of_the_configuration():
     config = composed()
     above = {key: key.rpartition(".") for key in SETTINGS}
     assert [key for key, (folder, _, name) in above.items() if name not in read(config, folder)] == []
+
+
+def test_defaults():
+    config = composed()
+    assert {key: read(config, key) for key in DEFAULTS} == DEFAULTS
 
 
 def test_settings_travel_through_hydra():
