@@ -57,10 +57,6 @@ def verl(**changes):
 ACTOR = "actor_rollout_ref__actor__"
 
 
-def test_the_papers_algorithm_with_verls_clipping():
-    assert check(verl()) == GTPO(max_tokens=4096, clip_low=0.2, clip_high=0.28)
-
-
 def test_settings_of_the_algorithm():
     config = verl(algorithm__dew={"alpha2": 0.2, "entropy_clip": [0.1, 2.0]})
     assert check(config) == GTPO(alpha2=0.2, entropy_clip=(0.1, 2.0), max_tokens=4096)

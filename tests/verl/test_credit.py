@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dew import Rollouts, get_algorithm
 from dew.credit import grpo_advantages
 from dew.engines.verl.config import dew_estimators
-from dew.engines.verl.estimators import Conversations, batch_context, estimator
+from dew.engines.verl.estimators import batch_context, estimator
 from dew.errors import EngineError
 from groups import batches, pad
 from verl_rows import context, rows, with_padding
@@ -125,20 +125,6 @@ def test_turns_are_the_runs_of_the_response_mask():
     close(advantages[0], A * torch.tensor([0.5, 1.5, 0, 0, 0.5, 0]))
     close(advantages[1], A * torch.tensor([1.0, 0, 1.5, 0, 0, 0]))
     close(advantages[2], wrong.expand(6))
-
-
-@given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), min_size=1, max_size=5), st.randoms())
-def test_joining_and_splitting_restore_every_row(lengths, random):
-    rows = [(f"u_{i}_{k}", n) for i, answer in enumerate(lengths) for k, n in enumerate(answer)]
-    random.shuffle(rows)
-    T = max(n for _, n in rows)
-    mask = torch.arange(T) < torch.tensor([n for _, n in rows])[:, None]
-    x = torch.where(mask, torch.rand(mask.shape) + 1, 0)
-    conversations = Conversations.of(mask, [key for key, _ in rows])
-    joined = conversations.join(x)
-    assert len(joined) == len(lengths)
-    assert torch.equal(conversations.split(joined, T), x)
-    assert torch.count_nonzero(joined) == sum(map(sum, lengths))
 
 
 def test_a_masked_answer_still_counts_in_its_groups_baseline():
