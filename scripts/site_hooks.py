@@ -20,7 +20,7 @@ SEARCH = {  # how the search ranks a page: answers to newcomers, then guides, th
 
 
 def on_files(files: Files, config: Any) -> Files:
-    found = [ROOT.glob(pattern) for pattern in ("benchmarks/results/*.md", "benchmarks/*.*", "examples/*.py")]
+    found = [ROOT.glob(pattern) for pattern in ("benchmarks/results/*.md", "benchmarks/*.*", "examples/**/*.py")]
     for path in [*map(ROOT.joinpath, OUTSIDE), *sorted(path for paths in found for path in paths)]:
         uri = path.relative_to(ROOT).as_posix()
         files.append(File.generated(config, uri, content=path.read_text()))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.compare import Result, compare_runs, corrected, paired, read_result, verdicts
@@ -93,13 +93,6 @@ def test_correction_is_over_the_arms_of_a_score():
     every = [difference(*values, arm=arm, score=score) for arm in "ab" for score in ("area", "final")]
     assert [d.holm for d in corrected(every)] == pytest.approx([2 * d.p for d in every])
     assert corrected(every[:2]) == every[:2]
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.floats(-1, 1), min_size=2, max_size=7))
-def test_swapping_the_arms_flips_the_sign(by_pair):
-    forth, back = difference(*by_pair), difference(*(-x for x in by_pair))
-    assert (forth.value, forth.low, forth.high) == pytest.approx((-back.value, -back.high, -back.low))
 
 
 # ── Results of runs ───────────────────────────────────────────────────────────────────────────────────────

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dew.compare.grid import Cell, finish, open_grid
-
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "examples" / "real_model_seeds.py"
 RESULTS = ROOT / "docs" / "results" / "real-model-seeds"
@@ -31,15 +29,6 @@ def counts(*runs):
 
 def rows(text):
     return {line.split(" | ")[0].removeprefix("| "): line.strip("| ").split(" | ")[1:] for line in text.splitlines()}
-
-
-def test_scores_by_hand():
-    """Of 2 answers each, 2 and 1 are correct: pass@1 = (1 + 0.5) / 2, pass@2 = 1. Seeds at 0.75 and 0.25: ± 0.354."""
-    text = script.table(counts(run("dapo", 0, [2, 1]), run("dapo", 1, [0, 1]), run("start", 0, [0, 0])))
-    found = rows(text.split("Training")[0])
-    assert found["start"] == ["1", "0.000", "0.000", "50%", "20"]
-    assert found["dapo"] == ["2", "0.500 ± 0.354", "0.750 ± 0.354", "50%", "20"]
-    assert "difference" not in text
 
 
 def test_differences_are_paired_by_seed():
@@ -74,23 +63,6 @@ def test_the_committed_tables(name):
 def test_the_committed_figure():
     content = json.loads((RESULTS / "counts.json").read_text())
     assert (ROOT / "docs" / "images" / "real-model-seeds.svg").read_text() == script.figure(content)
-
-
-def test_obvious_mistakes(tmp_path, monkeypatch):
-    def refused(*words):
-        monkeypatch.setattr(sys, "argv", ["x", str(tmp_path / "o"), *words])
-        with pytest.raises(SystemExit) as error:
-            script.main()
-        return str(error.value)
-
-    assert "no counts.json" in refused("--table")
-    assert "--choose-limit first" in refused("--recipe", "tiny/countdown")
-    assert "Did you mean 'tiny/countdown'" in refused("--recipe", "tiny/countdwon")
-    assert "divides --prompts" in refused("--recipe", "tiny/countdown", "--prompts", "6")
-    assert "divides 64" in refused("--recipe", "tiny/countdown", "--micro-batch", "24")
-    open_grid(tmp_path / "o", [Cell("dapo", 0)], {"k": 4})
-    finish(tmp_path / "o", Cell("dapo", 0))
-    assert "other settings" in refused("--recipe", "tiny/countdown", "--limit", "40")
 
 
 @pytest.mark.slow

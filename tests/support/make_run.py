@@ -12,20 +12,16 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch.nn.utils.rnn import pad_sequence
 
+from dew import Rollouts, get_algorithm
 from dew.compare.grid import Cell
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord
 
-SETTINGS = {
-    "alpha1": 1.0,
-    "alpha2": 0.1,
-    "compare": "column",
-    "average": "arithmetic",
-    "pool": "group",
-    "scope": "group",
-    "entropy_clip": None,
-}
+SETTINGS = {"alpha1": 1.0, "alpha2": 0.1, "compare": "column", "average": "arithmetic", "pool": "group"}
+SETTINGS |= {"scope": "group", "entropy_clip": None}
 
 PEOPLE = ["A baker", "Mira", "The school", "A farmer", "Jon"]
 THINGS = ["rolls", "apples", "pencils", "eggs", "stamps"]
@@ -34,15 +30,7 @@ BOXES = ["trays", "crates", "boxes", "baskets", "albums"]
 OPENINGS = [
     [("Let", 1.9), ("'s", 0.02), (" think", 0.4), (" step", 0.3), (" by", 0.01), (" step", 0.01), (".", 0.1)],
     [("First", 1.7), (",", 0.05), (" we", 0.7), (" find", 0.8), (" the", 0.06), (" total", 0.3), (".", 0.2)],
-    [
-        ("We", 1.4),
-        (" need", 0.6),
-        (" the", 0.2),
-        (" product", 0.5),
-        (" of", 0.02),
-        (" both", 0.9),
-        (".", 0.1),
-    ],
+    [("We", 1.4), (" need", 0.6), (" the", 0.2), (" product", 0.5), (" of", 0.02), (" both", 0.9), (".", 0.1)],
 ]
 LINKS = [
     [(" So", 1.6), (",", 0.1)],
@@ -93,49 +81,24 @@ def _answer(rng: np.random.Generator, a: int, b: int, right: bool) -> tuple[list
     if rng.random() < 0.4:
         say(*CHECKS[rng.integers(len(CHECKS))])
         line(b, a, first + second, 0.3)
-    say(
-        ("\n", 0.3),
-        ("The", 0.4),
-        (" answer", 0.05),
-        (" is", 0.03),
-        (" \\", 0.2),
-        ("boxed", 0.01),
-        ("{", 0.01),
-    )
+    say(("\n", 0.3), ("The", 0.4), (" answer", 0.05), (" is", 0.03), (" \\", 0.2), ("boxed", 0.01), ("{", 0.01))
     say(*[(d, 0.08) for d in str(first + second)], ("}.", 0.1))
     tokens = [word for word, _ in words]
     entropy = [float(h * rng.gamma(4.0, 0.25)) for _, h in words]
     return tokens, entropy
 
 
-def shape(
-    correct: Sequence[bool], entropy: Sequence[Sequence[float]], algorithm: str = "gtpo"
-) -> tuple[list | None, list, list]:
-    """r̃, A and GRPO's A with the paper's settings, by plain loops: this file must not need torch."""
-    longest = max(map(len, entropy), default=0)
-    shaped = [[0.0] * len(row) for row in entropy]
-    for t in range(longest):
-        for side in (True, False):
-            column = {
-                i: max(row[t], 1e-6) ** (1 if side else -1)
-                for i, row in enumerate(entropy)
-                if correct[i] == side and t < len(row)
-            }
-            for i, x in column.items():
-                weight = x * len(column) / sum(column.values())
-                shaped[i][t] = (1 if side else -1) * (1.0 + 0.1 * weight)
-    mixed = 0 < sum(correct) < len(correct)
-    advantage = [[0.0] * len(row) for row in entropy]
-    for side in (True, False):
-        pool = [r if c == side else 0.0 for c, row in zip(correct, shaped, strict=True) for r in row]
-        mean, std = np.mean(pool), np.std(pool, ddof=1)
-        for i, row in enumerate(shaped):
-            if correct[i] == side and mixed:
-                advantage[i] = [float((r - mean) / (std + 1e-4)) for r in row]
-    reward = np.array(correct, float)
-    scores = (reward - reward.mean()) / (reward.std(ddof=1) + 1e-4)
-    grpo = [[float(g)] * len(row) for g, row in zip(scores, entropy, strict=True)]
-    return (None, grpo, grpo) if algorithm == "grpo" else (shaped, advantage, grpo)
+def credit_of(correct: Sequence[bool], entropy: Sequence[Sequence[float]], algorithm: str) -> dict[str, list]:
+    """r̃ (where the algorithm has one), A and GRPO's A of each token."""
+    H = [torch.tensor(row, dtype=torch.float64) for row in entropy]
+    mask = pad_sequence([torch.ones_like(row) for row in H], True).bool()
+    reward = torch.tensor(correct, dtype=torch.float64)
+    rollouts = Rollouts(mask=mask[None], reward=reward[None], entropy=pad_sequence(H, True)[None])
+    rule, grpo = get_algorithm(algorithm), get_algorithm("grpo")
+    found = {"advantage": rule.advantages(rollouts), "grpo": grpo.advantages(rollouts)}
+    if algorithm == "gtpo":
+        found["shaped"] = rule.rewards(rollouts)
+    return {name: [x[0, i, : len(row)].tolist() for i, row in enumerate(H)] for name, x in found.items()}
 
 
 def make_group(
@@ -146,7 +109,7 @@ def make_group(
     ease = float(np.clip(rng.normal(skill, 0.25), 0.02, 0.98))
     correct = [bool(rng.random() < ease) for _ in range(size)]
     texts = [_answer(rng, a, b, c) for c in correct]
-    shaped, advantage, grpo = shape(correct, [entropy for _, entropy in texts], algorithm)
+    credit = credit_of(correct, [entropy for _, entropy in texts], algorithm)
     answers = [
         AnswerRecord(
             tokens=tokens,
@@ -156,10 +119,8 @@ def make_group(
             verdict="correct" if c else "wrong",
             entropy=entropy,
             logp=[-h * float(rng.exponential(0.9)) for h in entropy],
-            shaped=shaped[i] if shaped else None,
-            advantage=advantage[i],
-            grpo=grpo[i],
             ratio=[float(np.exp(rng.normal(0, 0.03 + 0.05 * h))) for h in entropy],
+            **{name: rows[i] for name, rows in credit.items()},
         )
         for i, (c, (tokens, entropy)) in enumerate(zip(correct, texts, strict=True))
     ]
@@ -216,15 +177,9 @@ def metrics(
 
 
 def make_run(
-    folder: Path,
-    *,
-    steps: int = 500,
-    groups: int = 200,
-    size: int = 16,
-    seed: int = 0,
-    name: str | None = None,
+    folder: Path, *, steps: int = 500, groups: int = 200, size: int = 16, seed: int = 0, name: str | None = None,
     algorithm: str = "gtpo",
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a whole synthetic run and return its folder."""
     rng = np.random.default_rng([seed, algorithm != "gtpo"])
     gain, drift = (0.47, 0.16) if algorithm == "gtpo" else (0.39, -0.12)  # of accuracy and entropy over the run
@@ -259,18 +214,14 @@ def make_run(
             "threshold": 0.3,
         }
     )
+
+    def score(value: float, half: float) -> dict[str, float]:
+        return {"value": value, "low": value - half, "high": value + half}
+
     run.write_scores(
         [
-            {
-                "when": when,
-                "task": task,
-                "n_problems": 200,
-                "k": 16,
-                "scores": {
-                    "pass@1": {"value": v, "low": v - 0.05, "high": v + 0.05},
-                    "pass@16": {"value": v + 0.24, "low": v + 0.2, "high": v + 0.28},
-                },
-            }
+            {"when": when, "task": task, "n_problems": 200, "k": 16}
+            | {"scores": {"pass@1": score(v, 0.05), "pass@16": score(v + 0.24, 0.04)}}
             for task, before in (("products", 0.27), ("held-out products", 0.22))
             for when, v in (("before", before), ("after", before + gain + luck - 0.03))
         ]

@@ -110,11 +110,11 @@ def dump_batches(folder):
     credit_rows, record_columns = estimators.credit_rows, recorder.record_columns
 
     def credit_and_keep(context, rewards, mask, index):
-        batch, advantages, returns = credit_rows(context, rewards, mask, index)
+        batch, advantages = credit_rows(context, rewards, mask, index)
         seen.update(keys=list(context.keys), index=list(index), mask=mask, rewards=rewards, advantages=advantages)
         seen.update(entropy=context.entropy, acc=context.acc, score=context.score, algorithm=context.algorithm)
-        seen.update(logp=context.logp, sum_sq=context.sum_sq, returns=returns)
-        return batch, advantages, returns
+        seen.update(logp=context.logp)
+        return batch, advantages
 
     def columns_and_save(batch, data, truncated):
         number = len(os.listdir(folder))

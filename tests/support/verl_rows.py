@@ -18,8 +18,8 @@ def rows(entry, dtype=torch.float64):
 
 
 def context(name, entropy, settings=None, **more):
-    """Log-probabilities and Σπ² are made up from the entropies."""
-    made_up = {} if entropy is None else {"logp": -1.5 * entropy, "sum_sq": (-entropy).exp()}
+    """Log-probabilities are made up from the entropies."""
+    made_up = {} if entropy is None else {"logp": -1.5 * entropy}
     return BatchContext(algorithm=get_algorithm(name, **(settings or {})), entropy=entropy, **{**made_up, **more})
 
 

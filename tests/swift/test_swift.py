@@ -10,9 +10,9 @@ pytest.importorskip("swift.rlhf_trainers", reason="needs ms-swift, in an environ
 from accelerate import Accelerator
 from swift.rl_core.data import GRPOBatch
 
+import dew_swift as swift
 from dew import Rollouts, get_algorithm
 from dew.algorithms.base import Part
-from dew.engines import swift
 from dew.errors import ConfigError
 
 G, LENGTHS, STARTS = 4, [3, 2, 4, 1, 2, 5, 3, 2], [0, 1, 2, 0, 3, 0, 1, 2]
@@ -96,14 +96,13 @@ def test_settings_that_contradict_the_algorithm_are_listed_together(monkeypatch)
         trainer(monkeypatch, "gtpo", loss_type="grpo", epsilon_high=0.2, use_liger_loss=True)
     for text in ("--loss_type dapo", "--epsilon_high 0.28", "use_liger_kernel"):
         assert text in str(error.value)
-    with pytest.raises(ConfigError, match="does not have"):
+    with pytest.raises(ConfigError, match="ms-swift lacks"):
         trainer(monkeypatch, "grpo_s")
 
 
-def test_the_plug_in_is_the_trainer_that_ms_swift_builds(tmp_path):
+def test_the_plug_in_is_the_trainer_that_ms_swift_builds():
     from swift.trainers import TrainerFactory
     from swift.utils import import_external_file
 
-    (tmp_path / "dew_plugin.py").write_text("import dew.engines.swift\n")
-    import_external_file(str(tmp_path / "dew_plugin.py"))
-    assert TrainerFactory.get_trainer_cls(SimpleNamespace(rlhf_type="grpo")) is swift.DewGRPOTrainer
+    import_external_file(swift.__file__)
+    assert TrainerFactory.get_trainer_cls(SimpleNamespace(rlhf_type="grpo")).__name__ == "DewGRPOTrainer"

@@ -91,8 +91,6 @@ def test_it_learns_and_is_recorded_under_its_name(first_token, tmp_path):
 ENGINES = Path(dew.__file__).parent / "engines"
 FILES = sorted(ENGINES.rglob("*.py"))
 ALLOWED = {("trl/config.py", "dapo"): 1, ("trl/config.py", "grpo"): 1, ("trl/config.py", "dr_grpo"): 1,
-           ("verl/launch.py", "gspo"): 1, ("verl/launch.py", "dapo"): 1,
-           ("slime.py", "grpo"): 2, ("swift.py", "dapo"): 1, ("swift.py", "grpo"): 2,
            ("lab/arms.py", "dapo"): 2, ("lab/arms.py", "gtpo"): 1}  # fmt: skip
 """Names of losses, estimators and reward managers of other trainers; examples in error messages."""
 

@@ -11,7 +11,6 @@ from dew.engines.verl.config import RunSettings
 from dew.engines.verl.data import compute_score
 from dew.engines.verl.estimators import batch_context, estimator, record_rows
 from dew.engines.verl.recorder import Recorder, batch_numbers, record_columns, step_numbers
-from dew.errors import ConfigError, RewardError
 from dew.run.folder import RunFolder
 from dew.run.records import read_records
 from verl_rows import context
@@ -154,13 +153,3 @@ def test_verl_calls_from_many_threads_at_once():
 
     with ThreadPoolExecutor(8) as threads:
         assert list(threads.map(ask, range(1, 33))) == [float(i % 2) for i in range(1, 33)]
-
-
-def test_a_source_without_verifier():
-    with pytest.raises(ConfigError, match="No verifier is called"):
-        compute_score("countdwon", "1", "1")
-
-
-def test_a_gold_column_that_is_missing():
-    with pytest.raises(RewardError, match="numbers"):
-        compute_score("countdown", "1", "1", {"index": 0})

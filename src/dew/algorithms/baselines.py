@@ -89,7 +89,6 @@ class DrGRPO(GRPO):
     """GRPO without its two biases: no division by the std, none by the answer's length. arXiv:2503.20783."""
 
     name: ClassVar[str] = "dr_grpo"
-    verl_estimator: ClassVar[str | None] = "grpo"
     reduce: ClassVar[Reduce] = "tokens"
     scale: ClassVar[bool] = False
     fixed_divisor: ClassVar[bool] = True
@@ -105,7 +104,6 @@ class GSPO(GRPO):
     """GRPO with one geometric ratio per answer. arXiv:2507.18071."""
 
     name: ClassVar[str] = "gspo"
-    verl_estimator: ClassVar[str | None] = "grpo"
     ratio: ClassVar[Ratio] = "sequence_geometric"
     clip_low: float = 3e-4
     """A sequence's ratio moves far less than a token's."""

@@ -63,12 +63,9 @@ def open_grid(
     `settings` are what all runs share: a folder whose runs have others is refused, as is one that holds something
     else. Runs of a rule whose code has changed are set aside, into a folder that the message names.
     """
-    homes: dict[Path, Cell] = {}
-    for cell in cells:
-        other = homes.setdefault(cell.home, cell)
-        if other != cell:
-            what = f"{other.arm} and {cell.arm} would be written to the same folder, {cell.home}."
-            raise ConfigError(Problem(what, remedy="Give each arm once, and each class a name of its own."))
+    if len({cell.home for cell in cells}) < len(set(cells)):
+        what = "Two arms would be written to the same folder."
+        raise ConfigError(Problem(what, remedy="Give each arm once, and each class a name of its own."))
     old = read_grid(folder)
     settings = json.loads(json.dumps(settings, default=str))
     if not old and folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):

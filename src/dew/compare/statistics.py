@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dew.errors import ConfigError, Problem
 from dew.rewards import Verdict
 
 CONFIDENCE = 0.95
@@ -26,9 +25,6 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
     An unbiased estimate of the probability that k new answers include a correct one (Chen et al., 2021, Eq. 1).
     """
-    if not (0 <= c <= n and 1 <= k <= n):
-        what = f"pass_at_k(n={n}, c={c}, k={k}): needs 0 ≤ c ≤ n and 1 ≤ k ≤ n."
-        raise ConfigError(Problem(what, remedy="Sample at least k answers per problem."))
     return 1 - comb(n - c, k) / comb(n, k)
 
 

@@ -12,7 +12,6 @@ from dew.run.records import MAX_FILE, GroupRecord, Json, SchemaError, read_recor
 
 PAGE_TOKENS = 300_000
 """Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
-PAGE_FILES = 200
 READ_BYTES = 48 << 20
 """Compressed records that are read, over all runs: a few seconds."""
 TOKEN_BYTES = 80
@@ -82,7 +81,7 @@ def read_run(folder: Path, share: int = 1) -> Run:
 
 def read_records_file(path: Path) -> Run:
     groups = read_records(path)
-    kept = thin(groups, PAGE_TOKENS) or [min(groups, key=cost)]
+    kept = thin(groups, PAGE_TOKENS)
     sample = {"groups": len(kept), "of": len(groups), "files": 1, "files_of": 1}
     algorithms = sorted({group.algorithm for group in groups if group.algorithm})
     facts = {"algorithm": {"name": ", ".join(algorithms)}} if algorithms else {}
@@ -182,44 +181,30 @@ def cost(group: GroupRecord) -> int:
 
 
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """All groups, or every second, fourth ... of them, until their total cost is at most `tokens`."""
-    while groups and sum(map(cost, groups)) > tokens:
-        groups = [groups[i] for i in evenly(len(groups), len(groups) // 2)]
-    return groups
+    """All groups, or every second, fourth ... of them, that cost at most `tokens` in all; at least the smallest."""
+    kept = groups
+    while kept and sum(map(cost, kept)) > tokens:
+        kept = [kept[i] for i in evenly(len(kept), len(kept) // 2)]
+    return kept or sorted(groups, key=cost)[:1]
 
 
 def read_sample(files: Sequence[Path], share: int = 1) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
-    """Groups from evenly spaced files within the budget, how much that is, and what could not be read.
-
-    Each file may use its share of the budget plus what previous files left over. If no group fits, the smallest one
-    is included anyway.
-    """
-    if share == 0:
-        return [], {"groups": 0, "of": 0, "files": 0, "files_of": len(files)}, []
-    tokens = PAGE_TOKENS // share
-    mean = sum(map(_bytes, files)) / max(1, len(files))
-    readable = max(2, int(READ_BYTES / share / max(1.0, mean)))
-    picked = [files[i] for i in evenly(len(files), min(max(2, PAGE_FILES // share), readable))]
+    """Groups from evenly spaced files within the budget of a page, how much that is, and what could not be read."""
+    picked: list[Path] = []
+    if share:
+        mean = sum(map(_bytes, files)) / max(1, len(files))
+        picked = [files[i] for i in evenly(len(files), max(2, int(READ_BYTES / share / max(1.0, mean))))]
     groups: list[GroupRecord] = []
-    smallest: GroupRecord | None = None
-    seen, allowance, notices = 0, 0.0, []
+    seen, notices = 0, []
     for path in picked:
-        allowance += tokens / len(picked)
         try:
-            found, of = sample_records(path, allowance * TOKEN_BYTES)
+            found, of = sample_records(path, PAGE_TOKENS / share / len(picked) * TOKEN_BYTES)
+            groups, seen = groups + found, seen + of
         except RecordError as error:
             if path.exists():  # else the running job has removed it
                 notices.append(str(error))
-            continue
-        kept = thin(found, int(allowance))
-        allowance -= sum(map(cost, kept))
-        groups += kept
-        smallest = min([*found, *([smallest] if smallest else [])], key=cost, default=None)
-        seen += of
-    if smallest and not groups:
-        groups = [smallest]
-    sample = {"groups": len(groups), "of": seen, "files": len(picked), "files_of": len(files)}
-    return groups, sample, notices
+    kept = thin(groups, PAGE_TOKENS // max(1, share))
+    return kept, {"groups": len(kept), "of": seen, "files": len(picked), "files_of": len(files)}, notices
 
 
 def _bytes(path: Path) -> int:

@@ -9,14 +9,12 @@ is refused. It answers GET and nothing else:
 
 import json
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 from dew.errors import ConfigError, DewError, Problem
 from dew.report import read_content
@@ -27,11 +25,9 @@ from dew.run.records import Json
 HOSTS = ("127.0.0.1", "localhost")  # with any port: a tunnel may have another
 IDLE = 10.0
 """Seconds that a connection may stay silent."""
-CONNECTIONS = 32
-"""Open at a time; for one more, the oldest is closed."""
 PAUSE = 4.0
 """Rebuilding takes at most one part in this many of the time."""
-FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*", "completions/*")
+FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*")
 """What the page is made of, in the folder of a run."""
 HEADERS = {
     "Cache-Control": "no-store",
@@ -80,29 +76,6 @@ class View:
             return self.stamp, self.content
 
 
-class Server(ThreadingHTTPServer):
-    """A server whose files and threads are not used up by connections that are opened and left idle."""
-
-    daemon_threads = True
-    request_queue_size = CONNECTIONS
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._open: list[socket.socket] = []
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        self._open.append(request)
-        if len(self._open) > CONNECTIONS:
-            with suppress(OSError):  # just closed
-                self._open.pop(0).shutdown(socket.SHUT_RDWR)
-        super().process_request(request, client_address)
-
-    def shutdown_request(self, request: Any) -> None:
-        with suppress(ValueError):
-            self._open.remove(request)
-        super().shutdown_request(request)
-
-
 def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPServer, str]:
     """A server for the runs in `folders`, not yet serving, and the address of its page. Port 0: any free port."""
     view, token = View(folders), secrets.token_urlsafe(24)
@@ -133,7 +106,7 @@ def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPSe
             """Nothing: the terminal belongs to the user, and addresses contain the token."""
 
     try:
-        server = Server(("127.0.0.1", port), Handler)
+        server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
         what = f"port: {port} cannot be used ({error.strerror})."
         raise ConfigError(Problem(what, remedy="Choose another port, or leave --port out.")) from None

@@ -76,9 +76,14 @@ def stock_estimator(cls: type[Algorithm]) -> str | None:
     return vars(cls).get("verl_estimator")
 
 
+def runs_on_verl(cls: type[Algorithm]) -> bool:
+    """Not with the loss of another engine, nor with Σπ² or a penalty on each token, which verl has for its own only."""
+    return not (cls.engine_loss or cls.needs_sum_sq or cls.penalises)
+
+
 def dew_estimators() -> list[str]:
     """The registered algorithms whose advantages dew computes inside verl."""
-    return [name for name, cls in algorithm_classes().items() if stock_estimator(cls) is None and not cls.engine_loss]
+    return [name for name, cls in algorithm_classes().items() if runs_on_verl(cls) and stock_estimator(cls) is None]
 
 
 def read_algorithm(config: Any) -> Algorithm:
@@ -164,35 +169,29 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
 
 
 def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
-    """Settings that leave out the entropy or Σπ², or that compute them in 16 bits.
+    """Settings that leave out the entropy, or that compute it in 16 bits.
 
     FSDP computes H = logsumexp − Σ p·logit in the precision of the logits: in bf16, that of most tokens comes out as
-    exactly 0, or below it. verl has ways to use float32; for Σπ² only float32 weights.
+    exactly 0, or below it. verl has ways to use float32.
     """
-    name, entropy, squares = algorithm.name, algorithm.needs_entropy != "no", algorithm.needs_sum_sq
-    bypass = "algorithm.rollout_correction.bypass_mode"
+    if algorithm.needs_entropy == "no":
+        return []
+    name, bypass = algorithm.name, "algorithm.rollout_correction.bypass_mode"
     fused = read(config, f"{MODEL}.use_fused_kernels")
     chunked = read(config, f"{FSDP}.entropy_from_logits_with_chunking") and read(config, f"{MODEL}.use_remove_padding")
     strategy, dtype = read(config, f"{ACTOR}.strategy", "fsdp"), read(config, f"{FSDP}.mixed_precision.param_dtype")
     in_bf16 = str(strategy) in ("fsdp", "fsdp2") and str(dtype) not in ("fp32", "float32")
     found = []
-    if (entropy or squares) and read(config, bypass):
-        what = f"{bypass}=True skips the pass that computes the entropy and probabilities that {name} needs."
+    if read(config, bypass):
+        what = f"{bypass}=True skips the pass that computes the entropy that {name} needs."
         found.append(Problem(what, remedy="Set it to False."))
-    if entropy and in_bf16 and not chunked and not fused:
+    if in_bf16 and not chunked and not fused:
         what = "verl would compute the entropy in bf16, as a small difference of large numbers: most of it is rounding."
         remedy = f"Set {ACTOR}.entropy_from_logits_with_chunking=True with {MODEL}.use_remove_padding=True"
         found.append(Problem(what, remedy=f"{remedy}, for float32 (or {MODEL}.use_fused_kernels=True)."))
     if algorithm.needs_entropy == "current" and not read(config, f"{ACTOR}.calculate_entropy"):
         remedy = f"Set {ACTOR}.calculate_entropy=True."
         found.append(Problem(f"{name} uses the entropy of the policy being trained.", remedy=remedy))
-    sum_sq = f"{name} needs the sum of squared probabilities, which verl"
-    if squares and fused:
-        what = f"{sum_sq} does not compute with {MODEL}.use_fused_kernels=True."
-        found.append(Problem(what, remedy="Set it to False."))
-    if squares and in_bf16:
-        remedy = f"Set +{FSDP}.mixed_precision.param_dtype=fp32, or use the TRL engine."
-        found.append(Problem(f"{sum_sq} computes from logits in bf16: mostly rounding error.", remedy=remedy))
     return found
 
 

@@ -48,7 +48,7 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
         logger.warning("Left out %d problems with prompts of more than %d tokens.", dropped, limit)
     launch.batches.check_rows(short, reduce="data.train_batch_size")
     held_out = short[:UNUSED_VALIDATION]
-    if launch["trainer.val_before_train"] or launch["trainer.test_freq"] > 0:
+    if launch["trainer.val_before_train"] or (launch["trainer.test_freq"] or -1) > 0:
         held_out = held_out_rows(run, source)
     return Data(
         [verl_row(row, i, "train", name, columns, prefix) for i, row in enumerate(short)],

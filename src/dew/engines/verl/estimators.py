@@ -95,8 +95,6 @@ class BatchContext(Signals):
     """
 
     algorithm: Algorithm
-    penalty: Tensor | None = None
-    """(B, T) for the loss: the algorithm's penalty on each token."""
     keys: Sequence[str] | None = None
     """"{uid}_{conversation}_{row}" of each row. None: every row is an answer."""
     acc: Tensor | None = None
@@ -123,14 +121,11 @@ def batch_context(context: BatchContext) -> Iterator[BatchContext]:
 
 
 def check_entropy(entropy: Tensor | None, mask: Tensor) -> None:
-    """Refuse what is missing, of another shape, not finite, negative or 0 everywhere: not an entropy."""
+    """Refuse what is missing, not finite, negative or 0 everywhere: not an entropy."""
     name = "The old policy's entropy"
     if entropy is None:
         why = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes it."
         raise EngineError(Problem(f"{name} is not in verl's queue.", why, "Set bypass_mode=False."))
-    if entropy.shape != mask.shape:
-        what = f"{name} has shape {tuple(entropy.shape)}, the responses {tuple(mask.shape)}."
-        raise EngineError(Problem(what, remedy=OTHER_RELEASE))
     live = entropy[mask.bool()]
     if not live.isfinite().all() or (live < -1e-3).any():
         remedy = "Check for a diverged model, and set actor_rollout_ref.actor.entropy_from_logits_with_chunking=True."
@@ -154,9 +149,9 @@ def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
         if context.algorithm.needs_entropy == "old":
             check_entropy(context.entropy, response_mask)
         with torch.no_grad():
-            batch, advantages, returns = credit_rows(context, token_level_rewards, response_mask.bool(), index)
+            batch, advantages = credit_rows(context, token_level_rewards, response_mask.bool(), index)
         context.credited.append(batch)
-        return advantages, returns
+        return advantages, advantages  # nothing reads the returns without a critic
 
     estimate.__name__ = f"{name}_advantages"
     return estimate
@@ -164,18 +159,12 @@ def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 
 def credit_rows(
     context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]
-) -> tuple[CreditedBatch, Tensor, Tensor]:
-    """The credit of the answers, and (B, T) advantages and returns of verl's rows.
-
-    Nothing reads the returns without a critic, so they carry the penalties, if there are any, to the workers.
-    """
+) -> tuple[CreditedBatch, Tensor]:
+    """The credit of the answers, and (B, T) advantages of verl's rows."""
     rows, conversations = answers(context, rewards, mask, index)
     credit = give_credit(context.algorithm, rows, for_records=context.recorded)
     advantages = conversations.split(credit.advantages, mask.shape[1]).to(rewards.dtype)
-    returns = advantages
-    if credit.penalty is not None:
-        returns = conversations.split(credit.penalty, mask.shape[1]).to(rewards.dtype)
-    return CreditedBatch(rows, credit, conversations), advantages, returns
+    return CreditedBatch(rows, credit, conversations), advantages
 
 
 def record_rows(
@@ -236,11 +225,9 @@ def actor_loss(
     entropy = None
     if algorithm.needs_entropy == "current":  # config.check has seen to it that verl computes it
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
-    penalty = data["returns"].to_padded_tensor(0) if algorithm.penalises else None  # see credit_rows
-    if (per_row := tu.get_non_tensor_data(data, TOKENS_PER_ROW, None)) is None:
-        raise EngineError(Problem("verl did not pass the generation's tokens to its workers.", remedy=OTHER_RELEASE))
+    per_row = tu.get_non_tensor_data(data, TOKENS_PER_ROW, None)
     tu.assign_non_tensor_data(data, "batch_num_tokens", per_row * data["global_batch_size"])
-    with batch_context(BatchContext(algorithm=algorithm, entropy=entropy, penalty=penalty)):
+    with batch_context(BatchContext(algorithm=algorithm, entropy=entropy)):
         return ppo_loss(config, model_output, data, dp_group)  # type: ignore[no-any-return]
 
 
@@ -254,9 +241,7 @@ def policy_loss(
         what = f"loss_mode={DEW_LOSS}: this trainer does not tell its workers which algorithm they train."
         raise EngineError(Problem(what, remedy=SWITCH_ON))
     algorithm, mask = context.algorithm, response_mask.bool()
-    part = Part(
-        mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy, penalty=context.penalty
-    )
+    part = Part(mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy)
     batch, count = config.global_batch_info, None
     if batch:  # the divisor of this process's share: that of the whole mini-batch over D
         tokens, sequences, processes = (batch[key] for key in ("batch_num_tokens", "global_batch_size", "dp_size"))

@@ -26,6 +26,7 @@ from dew.engines.verl.config import (
     dew_estimators,
     import_modules,
     reduction,
+    runs_on_verl,
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem
@@ -37,48 +38,31 @@ Overrides = dict[str, Any]
 """verl's key -> value; a leading + where verl's configuration has no such key."""
 
 OWN_REWARD = SETTINGS["reward_funcs"].verl
-RUN_FOLDER = "algorithm.dew_run.folder"
 DEFAULTS: Overrides = {
-    f"{MODEL}.use_remove_padding": True,
     f"{ACTOR}.strategy": "fsdp2",
     f"{ACTOR}.use_dynamic_bsz": True,
     f"{FSDP}.model_dtype": "fp32",
-    f"{FSDP}.dtype": "bfloat16",
-    f"{ACTOR}.optim.lr_scheduler_type": "constant",  # TRL's is linear; the others are as in TRL
-    f"{ACTOR}.optim.betas": [0.9, 0.999],
     f"{ACTOR}.optim.weight_decay": 0.0,
-    f"{ACTOR}.optim.clip_grad": 1.0,
-    f"{ACTOR}.entropy_coeff": 0,
     f"{ACTOR}.entropy_from_logits_with_chunking": True,  # in float32; the other way is mostly rounding
     f"{ACTOR}.entropy_checkpointing": True,  # or an update with entropy would keep float32 copies of the logits
     f"{ROLLOUT}.name": "vllm",
-    f"{ROLLOUT}.dtype": "bfloat16",
-    f"{ROLLOUT}.calculate_log_probs": True,
-    "algorithm.use_kl_in_reward": False,
     "algorithm.filter_groups.metric": "acc",
     # As TRL does by default: sequences whose importance weight against the sampler is above 3 do not train.
     "algorithm.rollout_correction.rollout_is": "sequence",
     "algorithm.rollout_correction.rollout_is_threshold": "1e-09_3.0",
-    "algorithm.rollout_correction.bypass_mode": False,
     OWN_REWARD: "pkg://dew.engines.verl.data",
-    "reward.custom_reward_function.name": "compute_score",
-    "data.max_prompt_length": 2048,
-    "data.filter_overlong_prompts": False,  # dew drops them when it writes the data, and reports how many
-    "data.shuffle": True,
+    "data.max_prompt_length": 2048,  # dew drops longer ones when it writes the data, and reports how many
     "trainer.v1.trainer_mode": "dew_sync",
     "trainer.project_name": "dew",
     "trainer.logger": ["console"],
     "trainer.val_before_train": False,
-    "trainer.save_freq": -1,
-    "trainer.test_freq": -1,
 }
+"""Where verl's own differ from TRL's, or from what dew needs; tests/verl/test_compat.py checks the others."""
 PROMPTS, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 NODES, GPUS_PER_NODE = "trainer.nnodes", "trainer.n_gpus_per_node"
 SAMPLER_GPUS = f"{ROLLOUT}.tensor_model_parallel_size"
 SEQUENCE_GPUS = f"{ACTOR}.ulysses_sequence_parallel_size"
 MICRO_BATCH = f"{ACTOR}.ppo_max_token_len_per_gpu"
-STOCK_LOSSES = {"token": "vanilla", "sequence_geometric": "gspo"}
-"""verl's own losses, by the ratio that they use."""
 NO_DUAL_CLIP = 1e9
 """verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -135,8 +119,6 @@ class Translation:
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
             elif key in CHOOSE_ALGORITHM and self.given[key] is not None and not self.given.get("algorithm"):
                 self.problem(f"{key}={self.given[key]}, but no algorithm is named.", "Name it with `algorithm:`.")
-        if RUN_FOLDER in self.own:
-            self.problem(f"{RUN_FOLDER}: data, checkpoints and records of a run share one folder.", "Set output_dir.")
         for name, setting in SETTINGS.items():
             value, key = self.given.get(name), setting.verl
             if setting.same is not None and value and value not in setting.same and key not in self.own:
@@ -177,10 +159,11 @@ class Translation:
                 import_modules(self.own.get(f"{MODEL}.external_lib"))
                 import_modules(environ.get(EXTERNAL, "").split(","))
             algorithm = get_algorithm(name, **settings)
-            if not algorithm.engine_loss and ":" not in name:
+            if runs_on_verl(type(algorithm)) and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
-            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else "Choose another algorithm.")
+            other = "Choose another algorithm, or set verl's own estimator or loss of that name."
+            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else other)
         except DewError as error:
             self.problems += error.problems
         return None
@@ -243,7 +226,7 @@ class Translation:
             f"{MODEL}.path": model_folder(self.given.get("model_name_or_path") or ""),
             "data.train_files": str(folder / "data" / "train.parquet"),
             "data.val_files": str(folder / "data" / "val.parquet"),
-            f"+{RUN_FOLDER}": str(folder),
+            "+algorithm.dew_run.folder": str(folder),
             "trainer.default_local_dir": str(folder / "checkpoints"),
             "trainer.resume_mode": "auto" if resume else "disable",
             "trainer.experiment_name": folder.name,
@@ -277,7 +260,7 @@ class Translation:
             self.problem(what, f"Write `algorithm: {own}` instead.")
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
-            f"{ACTOR}.policy_loss.loss_mode": STOCK_LOSSES[algorithm.ratio] if stock else DEW_LOSS,
+            f"{ACTOR}.policy_loss.loss_mode": "vanilla" if stock else DEW_LOSS,
             **reduction(algorithm),
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
@@ -292,21 +275,11 @@ class Translation:
         changed |= {"threshold": algorithm.threshold} if self.threshold_given and not stock else {}
         self.unused += [f"algorithm_kwargs.{name}" for name in ("max_rounds", "oversample") if name in changed]
         other = {name: value for name, value in changed.items() if name not in SET_BY_VERL}
-        return found | (self.stock(algorithm, other) if stock else {f"+algorithm.dew.{k}": v for k, v in other.items()})
-
-    def stock(self, algorithm: Algorithm, own: dict[str, Any]) -> Overrides:
-        """Further keys of verl's own estimator and loss. Its reward manager has the soft overlong penalty."""
-        found: Overrides = {f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP} if algorithm.ratio == "token" else {}
-        if not algorithm.scale:
-            found["algorithm.norm_adv_by_std_in_grpo"] = False
-        if own.get("overlong") == "soft":
-            buffer = {"enable": True, "len": own["overlong_buffer"], "penalty_factor": 1.0, "log": False}
-            found |= {f"+reward.reward_kwargs.overlong_buffer_cfg.{name}": value for name, value in buffer.items()}
-            found |= {"reward.reward_manager.name": "dapo", "+reward.reward_kwargs.max_resp_len": algorithm.max_tokens}
-            own = {name: value for name, value in own.items() if name not in ("overlong", "overlong_buffer")}
-        for name, value in own.items():
+        if not stock:
+            return found | {f"+algorithm.dew.{name}": value for name, value in other.items()}
+        for name, value in other.items():
             self.problem(f"{name}={value!r}: verl's own {algorithm.name} has no such setting.", "Leave it out.")
-        return found
+        return {**found, f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP}
 
 
 def has_messages(source: Task) -> bool:

@@ -15,7 +15,6 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
 from verl.trainer.ppo.v1 import get_trainer_cls, register_trainer
 from verl.utils.config import omega_conf_to_dataclass
-from verl.workers.utils.padding import response_from_nested
 
 from dew.engines.verl import plugin
 from dew.engines.verl.config import DEW_LOSS, LOSS_MODE, MODES, check, dew_estimators, read_run_settings, reduction
@@ -33,9 +32,6 @@ from dew.files import write_atomically
 
 Info = dict[str, Any]
 """What a reward manager returned for a row in addition to the reward."""
-
-SUM_SQ, SUM_SQ_SWITCH = "sum_pi_squared", "calculate_sum_pi_squared"
-"""verl's names for Σ_v π(v)² and for the flag that has the workers compute it."""
 
 plugin.register()
 
@@ -83,12 +79,6 @@ class CreditMixin:
             without_kl = replace(self.algorithm, kl_coef=0.0)  # verl adds that term
             self.actor_rollout_wg.set_loss_fn(partial(actor_loss, actor, algorithm=without_kl))
 
-    def _compute_old_log_prob(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        batch.extra_info[SUM_SQ_SWITCH] = self.algorithm.needs_sum_sq
-        batch = super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
-        batch.extra_info[SUM_SQ_SWITCH] = False  # not in the update
-        return batch
-
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         context, infos = self._context(batch)
         with batch_context(context):
@@ -104,9 +94,8 @@ class CreditMixin:
 
     def _context(self, batch: Any) -> tuple[BatchContext, list[Info]]:
         """What the estimator reads beyond verl's arguments, and what the reward manager returned."""
-        needed = ["old_log_probs"] * self.algorithm.needs_logp + [SUM_SQ] * self.algorithm.needs_sum_sq
-        needed += ["responses"] * self.algorithm.needs_tokens
-        data = _fetch(batch, "entropy", "extra_fields", "rm_scores", "response_mask", *needed)
+        needed = ["old_log_probs"] * self.algorithm.needs_logp + ["responses"] * self.algorithm.needs_tokens
+        data = _fetch(batch, "entropy", "extra_fields", "rm_scores", *needed)
         fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * len(batch)
         infos = [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
         acc, score = _column(infos, "acc"), _column(infos, "score")
@@ -116,7 +105,6 @@ class CreditMixin:
             algorithm=self.algorithm,
             entropy=_padded(data["entropy"]) if "entropy" in data else None,
             logp=_padded(data["old_log_probs"]) if "old_log_probs" in data else None,
-            sum_sq=_padded(response_from_nested(data[SUM_SQ], data["response_mask"])) if SUM_SQ in data else None,
             tokens=_padded(data["responses"]) if "responses" in data else None,
             keys=batch.keys,
             acc=acc,

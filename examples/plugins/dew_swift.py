@@ -1,4 +1,4 @@
-"""Credit for ms-swift: a file that imports this module is the plug-in for --external_plugins (docs/swift.md).
+"""Credit for ms-swift: `--external_plugins examples/plugins/dew_swift.py` (docs/swift.md).
 
 The environment variable DEW_ALGORITHM names the algorithm, DEW_ALGORITHM_KWARGS has its settings as JSON.
 """
@@ -18,7 +18,7 @@ from dew.errors import ConfigError, Problem
 from dew.run.settings import algorithm_settings
 
 
-class DewGRPOTrainer(GRPOTrainer):  # type: ignore[misc]
+class DewGRPOTrainer(GRPOTrainer):
     """ms-swift's GRPOTrainer with dew's credit of each token; the loss stays ms-swift's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Credit for slime: `--custom-advantage-function-path dew.engines.slime.advantages` (docs/slime.md).
+"""Credit for slime: --custom-advantage-function-path dew_slime.advantages, this folder on PYTHONPATH (docs/slime.md).
 
 slime calls the function on each data-parallel rank, with that rank's part of the rollouts. Answers of one prompt may be
 on different ranks, so all of them are gathered before the credit of whole groups is computed.
