@@ -286,7 +286,7 @@ def test_a_terminal_overwrites_progress_wraps_at_words_and_fits_tables():
     assert max(map(len, table)) <= 80 and any("mean accuracy in training" in x and "+0.024]" in x for x in table)
 
 
-# ---- the live view -----------------------------------------------------------------------------
+# ---- how a run is going -------------------------------------------------------------------------
 def test_a_view_follows_a_run_as_it_grows(tmp_path):
     folder, view = RunFolder(tmp_path), runs.RunView(tmp_path)
     assert view.poll() == [] and view.seconds_left is None
@@ -297,7 +297,7 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
         )
     assert len(view.poll()) == 2 and view.poll() == []
     assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
-    assert "step 2/10  accuracy 0.200  tokens per second 5" in view.line()
+    assert "step 2/10  accuracy 0.200  tokens per second 5  00:16 left" in view.line()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line: not yet
     assert view.poll() == []
@@ -307,24 +307,13 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
     assert "step 1/10  accuracy 0.700" in view.line()
 
 
-def test_the_screen_shows_runs_and_alarms(tmp_path, capsys):
-    folder = RunFolder(tmp_path)
-    folder.write_run({"steps": 4})
-    folder.append_metrics({"step": 1, "time": 1.0, "accuracy": 0.5})
-    folder.append_alarm({"step": 1, "alarm": "x", "message": "Entropy fell.", "remedy": "Lower the rate."})
-    console.out.print(runs.screen([runs.RunView(tmp_path)]))
-    text = capsys.readouterr().out
-    for word in (tmp_path.name[:20], "1/4", "0.500", "Entropy fell. Lower the rate."):
-        assert word in text
-
-
-def test_without_a_terminal_progress_is_plain_lines(tmp_path, capsys):
+def test_progress_is_plain_lines(tmp_path, capsys):
     folder = RunFolder(tmp_path)
     folder.write_run({"steps": 5})
     folder.append_metrics({"step": 2, "accuracy": 0.1})  # before the run was killed and resumed from step 1
     view = runs.RunView(tmp_path)
     view.label = "mine"
-    with runs.live(lambda: [view], every=2):
+    with runs.followed([view], every=2):
         assert view.step == 2 and view.seconds_left is None
         folder.write_run({"steps": 6})  # resumed with a larger max_steps
         folder.append_metrics({"step": 2, "accuracy": 0.5})

@@ -62,7 +62,7 @@ def test_at_most_so_many_children_run_at_a_time(tmp_path, monkeypatch):
 
     def start(self):
         real(self)
-        at_once.append(sum(c.running for c in children))
+        at_once.append(sum(c.process is not None and c.process.returncode is None for c in children))
 
     monkeypatch.setattr(Child, "start", start)
     run_all(children, 2, ended=lambda child: ended.append(child.folder.name))

@@ -372,13 +372,14 @@ def test_commands_show_a_hostile_run_without_a_control_character(hostile_run, de
         assert "Traceback" not in err
 
 
-def test_the_live_screen_and_warnings_too(hostile_run, capsys):
+def test_progress_and_warnings_too(hostile_run, capsys):
     from dew.cli.console import LogToConsole
-    from dew.cli.runs import RunView, screen
+    from dew.cli.runs import RunView
 
     view = RunView(hostile_run)
     view.label = "\x1b[2J"
-    text = printed(lambda terminal: terminal.print(screen([view])))
+    view.poll()
+    text = printed(lambda terminal: [terminal.print(line) for line in (view.line(), *view.alarms)])
     assert all(c.isprintable() or c == "\n" for c in text)
     LogToConsole().emit(logging.LogRecord("dew", 30, "", 0, "\x1b[2J[link=x]", None, None))
     assert capsys.readouterr().err == "·[2J[link=x]\n"

@@ -222,8 +222,8 @@ def record(group: dict[str, Any]) -> None:
 
 
 def run_folder(files: dict[str, str]) -> None:
-    """A run's folder with anything in its files: read, shown as a report, a line and a table, compared."""
-    from dew.cli.runs import RunView, screen
+    """A run's folder with anything in its files: read, shown as a report and a line, compared."""
+    from dew.cli.runs import RunView
     from dew.compare import read_result
     from dew.report import content_of
     from dew.report.readers import read_run
@@ -235,7 +235,7 @@ def run_folder(files: dict[str, str]) -> None:
     for name, content in {"run.json": "{}", **files}.items():
         put(f"run/{name}", content)
     view = RunView(HERE / "run")
-    screen([view])
+    view.poll()
     view.line()
     blobs(content_of([read_run(HERE / "run", 1000)]))
     RunFolder(HERE / "run").finished()

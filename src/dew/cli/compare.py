@@ -15,7 +15,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run
-from dew.cli.runs import Child, RunView, live, run_all
+from dew.cli.runs import Child, followed, run_all
 from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 from dew.rewards.process import cores
@@ -137,6 +137,8 @@ def train_grid(
     cell_of = {folder / cell.home: cell for cell in todo}
     total, at_once = len(cells), f", {min(parallel, len(todo))} at a time" if todo else ""
     say(f"{total} run{'s' * (total > 1)}: {total - len(todo)} finished, {len(todo)} to do{at_once}")
+    if todo and not every:
+        say(f"To follow them: dew view {folder}")
     numbers = count(total - len(todo) + 1)
 
     def ended(child: Child) -> None:
@@ -145,11 +147,7 @@ def train_grid(
         if not every:
             say(f"[{next(numbers)}/{total}] {child.view.line()}")
 
-    def views() -> list[RunView]:
-        return [child.view for child in children if every or child.running]
-
-    show = live(views, every=every or 1, transient=not every)
-    with show if every or (out.is_terminal and not quiet) else nullcontext():
+    with followed([child.view for child in children], every) if every else nullcontext():
         run_all(children, parallel, ended=ended, advice="Re-run the same command to resume.")
     return [read_result(folder / cell.home, arm=cell.arm, seed=cell.seed) for cell in cells]
 

@@ -1,4 +1,4 @@
-"""Training in child processes, and the live view of runs: a table on a terminal, else plain lines."""
+"""Training in child processes, and the lines that tell how runs are going."""
 
 import os
 import re
@@ -16,22 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Group, RenderableType
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
-from dew.cli.console import by_credit, out
+from dew.cli.console import out
 from dew.errors import DewError, EngineError, Problem
 from dew.run.folder import RunFolder
-from dew.run.records import read_records, try_json
+from dew.run.records import try_json
 
 POLL = 0.5
 STOP_TIMEOUT = 60.0
 """Seconds a child may take to write its checkpoint after it was asked to stop."""
 LAST_LINES = 6
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-COLUMNS = {  # heading: metric, format
+METRICS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
     "entropy": ("entropy", "{:.3g}"),
@@ -41,14 +37,10 @@ COLUMNS = {  # heading: metric, format
 
 
 @contextmanager
-def live(views: Callable[[], Sequence["RunView"]], *, every: int = 1, transient: bool = False) -> Iterator[None]:
-    """Show runs while the block runs. Without a terminal: a line every `every` steps, and alarms."""
-    for view in views():
+def followed(views: Sequence["RunView"], every: int = 1) -> Iterator[None]:
+    """Print a line every `every` steps of each run, and its alarms, while the block runs."""
+    for view in views:
         view.skip()
-    if out.is_terminal:
-        with Live(get_renderable=lambda: screen(views()), console=out, refresh_per_second=2, transient=transient):
-            yield
-        return
     stop = threading.Event()
     thread = threading.Thread(target=_print_progress, args=(views, every, stop), daemon=True)
     thread.start()
@@ -59,12 +51,12 @@ def live(views: Callable[[], Sequence["RunView"]], *, every: int = 1, transient:
         thread.join()
 
 
-def _print_progress(views: Callable[[], Sequence["RunView"]], every: int, stop: threading.Event) -> None:
+def _print_progress(views: Sequence["RunView"], every: int, stop: threading.Event) -> None:
     ended, shown = False, dict[RunView, int]()
     while not ended:
         ended = stop.wait(POLL)
         with suppress(DewError, OSError):  # a damaged file must not end the thread
-            for view in views():
+            for view in views:
                 known = len(view.alarms)
                 steps = {line["step"] for line in view.poll() if "step" in line} - {shown.get(view)}
                 shown[view] = view.step
@@ -128,43 +120,12 @@ class RunView:
         return (self.steps - last) * (ended - began) / (last - first)
 
     def line(self) -> str:
-        metrics = "  ".join(f"{head} {value}" for head, value in self.metrics().items())
-        return f"{self.label}: step {self.step}{f'/{self.steps}' if self.steps else ''}  {metrics}"
-
-    def metrics(self) -> dict[str, str]:
-        """The latest ones by heading, as they are shown; a reward of 0 and 1 is the accuracy and shown once."""
+        """Progress, time left and metrics; a reward of 0 and 1 is the accuracy and shown once."""
         found = {key: x for key, x in self.latest.items() if (key, x) != ("reward", self.latest.get("accuracy"))}
-        return {head: form.format(found[key]) for head, (key, form) in COLUMNS.items() if key in found}
-
-
-def screen(views: Sequence[RunView]) -> RenderableType:
-    """Progress, time left and metrics of each run, recent alarms, and some answers of the first run's newest group."""
-    for view in views:
-        view.poll()
-    columns = [head for head in COLUMNS if any(head in view.metrics() for view in views)]
-    table = Table(show_edge=False, pad_edge=False)
-    for head in ("run", "step", "time left", *columns):
-        table.add_column(head, justify="left" if head == "run" else "right")
-    for view in views:
-        left, metrics = view.seconds_left, view.metrics()
-        step = f"{view.step}/{view.steps}" if view.steps else "starting"
-        table.add_row(view.label, step, "" if left is None else clock(left), *(metrics.get(x, "") for x in columns))
-    alarms = [Text(alarm) for view in views for alarm in view.alarms[-2:]]
-    return Group(table, *alarms, *(_answers(views[0]) if views else ()))
-
-
-def _answers(view: RunView) -> Iterator[Text]:
-    """A correct and two wrong answers of the newest recorded group, coloured by credit."""
-    try:
-        groups = read_records(view.folder.record_files()[-1])
-    except (DewError, IndexError):  # still being written, or no records yet
-        return
-    group = max(groups, key=lambda group: len({answer.correct for answer in group.answers}))
-    yield Text(f"\nstep {group.step}  {group.prompt.strip()}   blue: positive credit, orange: negative", style="dim")
-    for correct, most in ((True, 1), (False, 2)):
-        for answer in [answer for answer in group.answers if answer.correct is correct][:most]:
-            credit = answer.advantage or [0.0] * len(answer.tokens)
-            yield Text("✓ " if correct else "✗ ") + by_credit(answer.tokens, credit, max(map(abs, credit), default=0.0))
+        metrics = [f"{head} {form.format(found[key])}" for head, (key, form) in METRICS.items() if key in found]
+        left = [f"{clock(self.seconds_left)} left"] if self.seconds_left else []
+        step = f"step {self.step}{f'/{self.steps}' if self.steps else ''}"
+        return f"{self.label}: {'  '.join([step, *metrics, *left])}"
 
 
 def clock(seconds: float) -> str:
@@ -193,10 +154,6 @@ class Child:
     def log(self) -> Path:
         """Beside the run's folder, which must be empty when training starts."""
         return self.folder.with_name(f"{self.folder.name}.log")
-
-    @property
-    def running(self) -> bool:
-        return self.process is not None and self.process.returncode is None
 
     def start(self) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json, printable
 from dew.cli.flags import PASS_ON, Untrusted, load_run
 from dew.cli.models import LATEST, merge_command, no_model
-from dew.cli.runs import Child, RunView, live, run_all
+from dew.cli.runs import Child, RunView, followed, run_all
 from dew.errors import ConfigError, EngineError, Problem
 from dew.files import stay_inside, sweep, write_atomically
 from dew.run.config import OWN_KEYS, Run, read_run, read_yaml, to_yaml
@@ -118,7 +118,7 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
         RunFolder(folder).clear()
     view = RunView(folder)
     try:
-        with live(lambda: [view], every=max(int(args.logging_steps), 1)):
+        with followed([view], every=max(int(args.logging_steps), 1)):
             status = launch(parsed, trainer, resume=resume, say=out.print)
     except Exception as error:
         if full := disk_full(error, folder):
@@ -243,7 +243,7 @@ def _train_on_verl(launch: "Launch", folder: Path) -> None:
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
     status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
     try:
-        with live(lambda: [child.view]):
+        with followed([child.view]):
             run_all([child], 1, advice=advice)
         status = "done"
     except typer.Abort:
