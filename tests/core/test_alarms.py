@@ -27,7 +27,6 @@ BAD = {
     "entropy_collapse": (5, {"entropy": 0.09}),
     "entropy_explosion": (5, {"entropy": 1.6}),
     "one_token_takes_all": (1, {"credit/top1_share": 0.25}),
-    "large_weight": (1, {"credit/max_weight": 21.0}),
     "sampler_mismatch": (1, {"sampler/kl": 0.06}),
     "off_policy": (1, {"ratio/abs_log": 0.11}),
     "pass_falls": (1, {"eval/pass@1": 0.5, "eval/pass@16": 0.75}),
@@ -85,8 +84,8 @@ ADVISED = {  # alarm, algorithm -> what its remedy says, and what it does not
     ("no_signal", "gtpo"): ("`algorithm: gtpo(dynamic_sampling=True)`", "pool"),
     ("no_signal", "dapo"): ("num_generations.", "dynamic_sampling"),
     ("no_signal", "grpo"): ("num_generations.", "dynamic_sampling"),
-    ("large_weight", "gtpo(compare=row)"): ("entropy_clip=(0.01,5.0)", "pool"),
-    ("large_weight", "gtpo(entropy_clip=(0.01,5.0))"): ("alpha2=0.05", "Bound"),
+    ("one_token_takes_all", "gtpo(compare=row)"): ("entropy_clip=(0.01,5.0)", "pool"),
+    ("one_token_takes_all", "gtpo(entropy_clip=(0.01,5.0))"): ("alpha2=0.05", "Bound"),
     ("truncated", "dew(max_tokens=64)"): ("`algorithm: dew(overlong=soft,overlong_buffer=16)`", "pool"),
     ("truncated", "dew(max_tokens=64,overlong=soft,overlong_buffer=8)"): ("Raise max_completion_length.", "algorithm"),
     ("truncated", "trl(max_tokens=64)"): ("Raise max_completion_length.", "algorithm"),
@@ -128,18 +127,6 @@ def test_a_noisy_reward_does_not_fall():
     dice = random.Random(0)
     alarms = Alarms()
     assert not any(alarms.update(step, {"reward": dice.gauss(0.5, 0.1)}) for step in range(300))
-
-
-@pytest.mark.parametrize(
-    ("entropy", "one", "said"),
-    [(0.2, 0.5, "more certain"), (0.5, 0.5, "to 0.75."), (0.2, 0.3, "pass@1 fell too, from 0.40 to 0.30.")],
-)
-def test_more_certain_only_with_less_entropy_and_no_lower_pass_at_1(entropy, one, said):
-    alarms = Alarms()
-    for step in range(20):
-        fired(alarms, step, entropy=0.5 if step < 10 else entropy)
-    (alarm,) = alarms.update(20, {"eval/pass@1": one, "eval/pass@16": 0.75})
-    assert said in alarm["message"] and ("more certain" in alarm["message"]) == (said == "more certain")
 
 
 def test_pass_falls_on_one_of_several_evaluation_sets():

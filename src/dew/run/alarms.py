@@ -16,12 +16,11 @@ Series = list[float]
 
 
 class Crossed(NamedTuple):
-    """Where a condition holds: the value, the threshold that it crossed, since which step, and what else to say."""
+    """Where a condition holds: the value, the threshold that it crossed, and since which step."""
 
     value: float
     threshold: float
     since: int = 0
-    note: str = ""
 
 
 FIRST, RECENT = 20, 5
@@ -66,7 +65,7 @@ class Rule:
     name: str
     condition: Callable[[History], Crossed | None]
     message: str
-    """A format string that may use {value}, {threshold}, {since}, {note} and {steps}, the number since then."""
+    """A format string that may use {value}, {threshold}, {since} and {steps}, the number since then."""
     remedy: Sequence[Advice]
     by_correctness: bool = False
     """Only for algorithms whose credit depends on which answers are correct."""
@@ -118,15 +117,9 @@ def _pass_falls(history: History) -> Crossed | None:
     """The pass@k with the largest k on an evaluation set, more than ten points below its first value."""
     found = [m for name in history.values if (m := re.fullmatch(r"(eval/(?:.+_)?pass@)(\d{1,6})", name))]
     largest = {m[1]: m[0] for m in sorted(found, key=lambda m: int(m[2])) if int(m[2]) > 1}
-    for prefix, name in largest.items():
-        x, one, H = (history.series(n) for n in (name, f"{prefix}1", "entropy"))
+    for x in map(history.series, largest.values()):
         if x[-1] < x[0] - 0.1:
-            note = ""
-            if one and one[-1] < one[0]:
-                note = f"; pass@1 fell too, from {one[0]:.2f} to {one[-1]:.2f}"
-            elif one and H and fmean(H[-RECENT:]) < 0.8 * fmean(H[:RECENT]):
-                note = ": the model is more certain of fewer ways to answer, with less entropy and no lower pass@1"
-            return Crossed(x[-1], x[0], note=note)
+            return Crossed(x[-1], x[0])
     return None
 
 
@@ -198,8 +191,6 @@ RULES = (
          ("Lower learning_rate, and read some answers: they are probably degenerating into noise.", BOUND_WEIGHTS[1])),
     Rule("one_token_takes_all", _one_token_takes_all,
          "A single token gets {value:.0%} of an answer's credit on average.", BOUND_WEIGHTS),
-    Rule("large_weight", partial(_above, "credit/max_weight", 20.0),
-         "One token has {value:.0f} times the mean credit of its answer.", BOUND_WEIGHTS),
     Rule("off_policy", partial(_above, "ratio/abs_log", 0.1),
          "The trained policy has moved away from the sampling policy: mean |log ratio| is {value:.3g}.",
          (LEARN_LESS,)),
@@ -210,8 +201,9 @@ RULES = (
           "merge the adapter when syncing, or sample without vLLM to compare. If it samples some steps ahead on "
           "purpose, lower their number or learning_rate.",)),
     Rule("pass_falls", _pass_falls,
-         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}{note}.",
-         ("Lower learning_rate, raise clip_high, or stop earlier.",)),
+         "Held-out pass@k fell from {threshold:.2f} to {value:.2f}.",
+         ("Look at pass@1: if it fell too, training harms the model; if not, the model is certain of fewer ways to answer. "
+          "Lower learning_rate, raise clip_high, or stop earlier.",)),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.", (LEARN_LESS,)),
     Rule("never_clips", _never_clips,
