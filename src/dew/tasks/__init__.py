@@ -1,18 +1,18 @@
 """Problems with gold answers: two generated games, reasoning-gym, well-known data sets by name, and files."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.base import Row, Task, overlap
+from dew.tasks.base import Row, Task
 from dew.tasks.datasets import PRESETS, custom, named
 from dew.tasks.files import SUFFIXES, first_columns
 from dew.tasks.games import TINY, Countdown, Sums, model_folder
 from dew.tasks.gym import PREFIX, Gym
 
-__all__ = ["TINY", "Countdown", "Row", "Sums", "Task", "model_folder", "overlap", "task"]
+__all__ = ["TINY", "Countdown", "Row", "Sums", "Task", "model_folder", "task"]
 
 GAMES: dict[str, Callable[..., Task]] = {"countdown": Countdown, "sums": Sums}
 
@@ -39,24 +39,12 @@ def task(name: str, **settings: Any) -> Task:
     raise ConfigError(unknown(f"Unknown task {name!r}: neither built in nor a file.", name, (*GAMES, *PRESETS)))
 
 
-KINDS = {int: "a whole number", Sequence[str]: "a list of text"}
-"""Types of settings in words; the others are text."""
-
-
 def _build(kind: Callable[..., Task], name: str, settings: dict[str, Any], /, **given: Any) -> Task:
-    types = {key: p.annotation for key, p in signature(kind).parameters.items() if key not in given}
-    wrong = []
-    for key, value in settings.items():
-        if key not in types:
-            wrong.append(unknown(f"Task {name} has no setting {key!r}.", key, types))
-        elif not _fits(value, types[key]):
-            wrong.append(Problem(f"Task {name}: {key} must be {KINDS.get(types[key], 'text')}, not {value!r}."))
-    if wrong:
+    known = [key for key in signature(kind).parameters if key not in given]
+    if wrong := [unknown(f"Task {name} has no setting {key!r}.", key, known) for key in settings if key not in known]:
         raise ConfigError(wrong)
-    return kind(**given, **settings)
-
-
-def _fits(value: Any, wanted: Any) -> bool:
-    if wanted == Sequence[str]:
-        return isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
-    return isinstance(value, wanted) and not isinstance(value, bool)
+    try:
+        return kind(**given, **settings)
+    except (TypeError, AttributeError) as error:  # a number instead of text, ...
+        what = f"Task {name}: {settings} cannot be used ({error})."
+        raise ConfigError(Problem(what, remedy="docs/data.md and docs/tasks.md describe the settings.")) from None

@@ -57,12 +57,6 @@ def key(problem: str) -> str:
     return re.sub(r"[\W_]+", "", normalize("NFKC", problem).lower())
 
 
-def overlap(train: Iterable[Row], test: Iterable[Row]) -> list[tuple[Row, Row]]:
-    """Pairs (training row, test row) with the same problem."""
-    tests = {k: row for row in test if len(k := key(_problem(row))) >= MIN_LENGTH}
-    return [(row, tests[k]) for row in train if (k := key(_problem(row))) in tests]
-
-
 def without_overlap(train: Sequence[Row], *tests: Iterable[Row]) -> tuple[list[Row], int]:
     """(the training rows that occur in none of the test sets, how many were removed)."""
     seen = {k for test in tests for row in test if len(k := key(_problem(row))) >= MIN_LENGTH}
