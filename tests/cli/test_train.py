@@ -90,13 +90,10 @@ def test_text_stays_as_it_was_typed():
     [
         ({"learning_rate": "fast"}, "invalid float"),
         ({"max_steps": 1.5}, "invalid int"),
-        ({"max_steps": [1]}, "invalid int"),
-        ({"seed": True}, "invalid int"),
         ({"bf16": "maybe"}, "yes/no"),
         ({"lr_scheduler_type": "cosin"}, "Did you mean 'cosine'"),
         ({"reward_weights": ["much"]}, "invalid float"),
         ({"torch_dtype": "bfloat16"}, "Write dtype"),
-        ({"max_prompt_length": 512}, "no longer truncates prompts"),
         ({"vllm_device": "cuda:1"}, "dew train --keys"),
         ({"loging_steps": 1}, "Did you mean 'logging_steps'"),
     ],
@@ -116,7 +113,6 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"learning_rate": float("inf")}, "learning_rate=inf: give a number >= 0"),
-        ({"task": "contdown"}, "Did you mean 'countdown'"),
         ({"task": None, "dataset_name": "nobody/nothing"}, "cannot be loaded"),
     ],
 )

@@ -48,8 +48,6 @@ def test_rewards_by_name():
         (lambda: reward("maths"), "Did you mean 'math'"),
         (lambda: reward("zzz"), "module:function"),
         (lambda: load_reward("nowhere.py:f"), "no such file"),
-        (lambda: load_reward("no_such_module:f"), "'no_such_module' cannot be imported: ModuleNotFoundError"),
-        (lambda: load_reward("json:dump_it"), "has no function 'dump_it'.*Did you mean 'dump'"),
         (lambda: load_reward("json:"), "Write module:function"),
         (lambda: load_reward("rewards.py"), "Write module:function or file.py:function"),
     ],

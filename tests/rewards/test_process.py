@@ -76,12 +76,6 @@ def test_from_many_threads_at_once():
     assert list(found) == [True, False] * 12
 
 
-def test_signal_handlers_of_this_process_are_unchanged():
-    before = signal.getsignal(signal.SIGALRM)
-    statuses(r"\boxed{1+x}")
-    assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
 def _in_child(queue) -> None:
     queue.put((os.getpid(), math_verdict(r"\boxed{1+x}", "x+1", timeout=PATIENT), workers._server.popen.pid))
 

@@ -19,7 +19,7 @@ import torch
 from dew.errors import ConfigError, RewardError
 from dew.rewards.calls import NOT_FINITE, as_rewards
 from dew.rewards.process import memory_of
-from dew.rewards.user_function import MAX_FAILURES, is_user_function, load_reward
+from dew.rewards.user_function import MAX_FAILURES, load_reward
 from processes import alive, gone
 
 FUNCTIONS = r"""
@@ -38,9 +38,6 @@ def deaf(completions, **_):
         try: signal.signal(n, signal.SIG_IGN)
         except (OSError, ValueError): pass
     time.sleep(1e6)
-def leaks(completions, **_):
-    calls.append(bytearray(os.urandom(1 << 20)) * 64)
-    return [0.0] * len(completions)
 def hoards(completions, **_):
     while True: calls.append(bytearray(os.urandom(1 << 20)) * 16)
 def raises(completions, **_): raise KeyError("gone")
@@ -186,12 +183,8 @@ def test_an_interrupted_batch_does_not_answer_the_next_one(load):
 
 # ── Memory limit ──────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
-@pytest.mark.parametrize("name", ["leaks", "hoards"])
-def test_a_leak_is_killed_at_the_memory_limit(load, name, caplog):
-    reward = load(name, memory=400 * 2**20)
-    for _ in range(20):
-        if reward(["a"]) == [None]:
-            break
+def test_a_leak_is_killed_at_the_memory_limit(load, caplog):
+    assert load("hoards", memory=400 * 2**20)(["a"]) == [None]
     assert "GiB of memory, more than its limit of 0.39 GiB" in caplog.text
     assert memory_of(os.getpid()) > 0
 
@@ -271,9 +264,7 @@ def test_a_column_that_cannot_be_sent_is_named(load):
     [
         ("import sys; sys.exit(3)", "SystemExit: 3"),
         ("import os; os._exit(4)", "exited with code 4"),
-        ("1/0", "ZeroDivisionError"),
         ("def f(:", "SyntaxError"),
-        ("g = 1", "has no function 'f'"),
     ],
 )
 def test_a_file_that_does_not_load_is_an_error(tmp_path, code, message):
@@ -331,11 +322,6 @@ def test_a_misspelled_path_suggests_the_nearest(load, path, meant):
     assert error.value.problems[0].remedy == f"Did you mean {meant}?"
 
 
-def test_names_of_user_functions():
-    assert all(map(is_user_function, ("a.py:f", "a:f", "a.b:f", "a.b.f")))
-    assert not any(map(is_user_function, ("math", "think_format")))
-
-
 def test_a_forked_child_starts_its_own_process(load):
     reward = load("counts")
     assert reward(["a"]) == [1.0]
@@ -358,18 +344,6 @@ def scored(function, timeout=0.3, **columns):
     from dew.engines.trl.rewards import checked
 
     return checked(function, timeout)(completions=["a", "b"], prompts=["why?", "how?"], **columns)
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda completions, **_: sys.exit(0), r"failed: SystemExit: 0.*'why\?'"),
-        (lambda completions, **_: completions.clear() or [], "0 rewards for 2"),
-    ],
-)
-def test_failures_of_a_callable(function, message):
-    with pytest.raises(RewardError, match=message):
-        scored(function)
 
 
 def test_an_async_hang_is_cancelled():
