@@ -28,6 +28,7 @@ FINDS = [
     ("recipe, text", "? [1]\n: 2"),
     ("recipe, values", {"reward_funcs": 87687975965}),
     ("recipe, values", {"report_to": 5}),
+    ("recipe, values", {"task": f"{'a' * 300}/x"}),
     ("recipe, values, TRL's parser", {"deepspeed": 52}),
     ("recipe, values, TRL's parser", {"algorithm": 45}),
     ("records, values", {"answers": []}),

@@ -1,8 +1,8 @@
 """Problems with gold answers: two generated games, reasoning-gym, well-known data sets by name, and files."""
 
+import os
 from collections.abc import Callable
 from inspect import signature
-from pathlib import Path
 from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
@@ -31,7 +31,7 @@ def task(name: str, **settings: Any) -> Task:
         return Gym(name, **settings)
     if name in PRESETS:
         return _build(named, name, settings, name=name)
-    if name.endswith(SUFFIXES) or "/" in name or Path(name).exists():
+    if name.endswith(SUFFIXES) or "/" in name or os.path.exists(name):
         changed = {"problem", "template", "without", "keep"} & settings.keys()
         if not changed and {"prompt", "problem"} & first_columns(name, settings.get("train") or "train") == {"prompt"}:
             settings = {"prompt": "prompt", **settings}

@@ -193,11 +193,11 @@ def custom(
         what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
         raise ConfigError(Problem(what, remedy="Set one of the two."))
     folder = Path(path).expanduser()
-    if held_out and folder.is_file():
+    if held_out and os.path.isfile(folder):
         what = f"held_out={held_out!r}: {path} is one file, without splits."
         remedy = "Leave held_out out to hold out an eighth of its problems, or give a folder with a file per split."
         raise ConfigError(Problem(what, remedy=remedy))
-    if held_out is None and folder.is_dir() and split_files(folder, "test"):
+    if held_out is None and os.path.isdir(folder) and split_files(folder, "test"):
         held_out = "test"
     template = template or (None if prompt else "chat")
     render(template or "chat", "")  # raises if it is unknown

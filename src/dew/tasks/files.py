@@ -132,11 +132,11 @@ def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> Ra
 def first_columns(source: str, split: str = "train") -> set[str]:
     """The columns of the first row of a local file or folder."""
     path = Path(source).expanduser()
-    if path.is_dir() and not split_files(path, split):
-        split = "test"
     try:
+        if path.is_dir() and not split_files(path, split):
+            split = "test"
         return set(next((row for _, row in raw_rows(path, split=split) if isinstance(row, dict)), {}))
-    except ConfigError:  # no such file, or damaged: reported when the rows are read
+    except (ConfigError, OSError):  # no such file, or damaged: reported when the rows are read
         return set()
 
 
