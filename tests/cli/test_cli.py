@@ -130,7 +130,7 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
         (["eval", "a_folder"], 1, "a_folder' is not a model folder. It has no config.json"),
         (["eval", "one.jsonl"], 1, "not a file that `dew eval --keep` wrote.\n→ To evaluate a model, give its folder"),
         (["eval", "nowhere.json"], 1, "nowhere.json: cannot be read (No such file or directory)."),
-        (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder cannot be written: it is a folder"),
+        (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder already exists"),
         (["eval", "tiny", "--reward", "maths"], 1, "Did you mean 'math'? Or name your own: module:function"),
         (["eval", "tiny", "--task", "empty.jsonl", "--reward", "math"], 1, "empty.jsonl: no rows."),
         (["eval", "tiny", "--task", "one.jsonl", "--reward", "math"], 1, "one: too few problems (1) to hold out"),

@@ -54,14 +54,14 @@ def test_a_file_that_cannot_be_written_is_an_error_before_sampling(dew, asked, t
     (tmp_path / "file").touch()
     os.mkfifo(tmp_path / "pipe.json")
     code, _, err = dew("eval", "tiny", "--keep", tmp_path / "file" / "folder" / "kept.json")
-    assert code == 1 and ".json cannot be written: Not a directory." in err
+    assert code == 1 and "Not a directory." in err
     code, _, err = dew("eval", "tiny", "--keep", tmp_path / "pipe.json")
-    assert code == 1 and "pipe.json cannot be written: it is a folder, a pipe or a device." in err
+    assert code == 1 and "pipe.json already exists." in err
     assert not asked and dew("eval", "tiny", "--keep", tmp_path / "new" / "kept.json")[0] == 0
     code, _, err = dew("eval", "tiny", "--keep", tmp_path / "new" / "kept.json")
-    assert code == 1 and "kept.json cannot be written: it already exists." in err and len(asked) == 1
+    assert code == 1 and "kept.json already exists." in err and len(asked) == 1
     (tmp_path / "a-vs.json").touch()
-    assert "a-vs.json cannot be written" in dew("eval", "tiny", "--vs", "tiny6", "--keep", tmp_path / "a.json")[2]
+    assert "a-vs.json already exists" in dew("eval", "tiny", "--vs", "tiny6", "--keep", tmp_path / "a.json")[2]
 
 
 def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):

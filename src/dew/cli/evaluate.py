@@ -14,7 +14,7 @@ from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import mapping
 from dew.cli.models import load_model, load_tokenizer
 from dew.errors import ConfigError, Problem, unknown
-from dew.files import is_plain, try_writing
+from dew.files import try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
 from dew.run.config import Run, find_model, read_run
@@ -87,14 +87,9 @@ def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, 
 
 def _check_new(file: Path) -> None:
     """Before sampling, which may take hours."""
-    try:
-        try_writing(file.parent)
-        why = "it already exists" if file.is_file() else "it is a folder, a pipe or a device" * (not is_plain(file))
-    except OSError as error:
-        why = str(error.strerror)
-    if why:
-        remedy = "Name a new file in a folder that you can write to."
-        raise ConfigError(Problem(f"{file} cannot be written: {why}.", remedy=remedy))
+    try_writing(file.parent)
+    if file.exists():
+        raise ConfigError(Problem(f"{file} already exists.", remedy="Name a new file."))
 
 
 def _plan(
