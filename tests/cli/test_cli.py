@@ -278,7 +278,7 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
         )
     assert len(view.poll()) == 2 and view.poll() == []
     assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
-    assert "step 2/10  accuracy 0.200  tokens per second 5  00:16 left" in view.line()
+    assert "step 2/10  accuracy 0.200  tokens/s 5  00:16 left" in view.line()
     with (tmp_path / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 3, "rew')  # half a line: not yet
     assert view.poll() == []

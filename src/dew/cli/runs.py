@@ -31,8 +31,8 @@ METRICS = {  # heading: metric, format
     "reward": ("reward", "{:.3f}"),
     "accuracy": ("accuracy", "{:.3f}"),
     "entropy": ("entropy", "{:.3g}"),
-    "tokens per answer": ("length/mean", "{:.1f}"),
-    "tokens per second": ("tokens_per_second", "{:,.0f}"),
+    "length": ("length/mean", "{:.1f}"),
+    "tokens/s": ("tokens_per_second", "{:,.0f}"),
 }
 
 
