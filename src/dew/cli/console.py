@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any
 
-from rich._wrap import divide_line
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -45,8 +44,14 @@ class PlainConsole(Console):
 
 
 def _wrapped(text: Text, width: int) -> Text:
-    lines = text.split("\n", allow_blank=True)
-    return Text("\n").join(part for x in lines for part in x.divide(divide_line(x.plain, width, fold=False)))
+    lines = list[Text]()
+    for line in text.split("\n", allow_blank=True):
+        starts = [0]
+        for word in re.finditer(r"\S+", line.plain):
+            if word.end() - starts[-1] > width and word.start() > starts[-1]:
+                starts.append(word.start())
+        lines += line.divide(starts[1:])
+    return Text("\n").join(lines)
 
 
 def shown(text: str) -> str:

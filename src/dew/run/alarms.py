@@ -202,7 +202,7 @@ RULES = (
           "purpose, lower their number or learning_rate.",)),
     Rule("pass_falls", _pass_falls,
          "Held-out pass@k fell from {threshold:.2f} to {value:.2f}.",
-         ("Look at pass@1: if it fell too, training harms the model; if not, the model is certain of fewer ways to answer. "
+         ("If pass@1 fell too, training harms the model; if not, the model is certain of fewer ways to answer. "
           "Lower learning_rate, raise clip_high, or stop earlier.",)),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.", (LEARN_LESS,)),
