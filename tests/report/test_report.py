@@ -117,6 +117,15 @@ def test_bad_curves_give_one_remark_and_good_ones_none(name: str, bad: list[floa
     assert remarks(run_of(name, bad, alarms=[{"alarm": found[0]["alarm"]}])) == []
 
 
+def test_a_remark_names_the_setting_of_the_runs_own_rule() -> None:
+    """As an alarm during training does; a rule of a user's file is not imported for it."""
+    rules = {"gtpo": "gtpo(alpha2=0.3,pool=outcome)", "rules.py:Mine": None}
+    for rule, expected in rules.items():
+        facts = {"algorithm": {"name": rule, "settings": {"alpha2": 0.3}}}
+        (found,) = remarks(run_of("credit/flipped_share", [0.1] * 5, facts=facts))
+        assert found["remedy"] == (f"Write `algorithm: {expected}`, which cannot flip a sign." if expected else "")
+
+
 # ── what is written ─────────────────────────────────────────────────────────────────────────────────────────
 
 

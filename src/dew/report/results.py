@@ -16,6 +16,7 @@ from dew.compare.results import AREA, by_problem, main_scores, read_answers
 from dew.compare.verdicts import TITLES, change_sentence, listed
 from dew.errors import DewError
 from dew.report.readers import Run
+from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
 from dew.run.config import flat, parse_yaml
 from dew.run.records import Json
@@ -402,7 +403,13 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
 
 def remarks(run: Run, most: int = MAX_CHECKED) -> list[Json]:
     """Alarms that are checked afterwards: other trainers and the lab have none."""
-    rules = Alarms(by_correctness=run.facts.get("uses_threshold") is not False)
     checked = [*run.metrics[:FIRST], *run.metrics[FIRST:][-most:]]
     raised = {str(alarm.get("alarm")) for alarm in run.alarms}
-    return [x for line in checked for x in rules.update(line["step"], line) if x["alarm"] not in raised]
+
+    def fired(algorithm: Any = None) -> list[Json]:
+        rules = Alarms(algorithm, by_correctness=run.facts.get("uses_threshold") is not False)
+        return [x for line in checked for x in rules.update(line["step"], line) if x["alarm"] not in raised]
+
+    facts = run.facts.get("algorithm")
+    facts = facts if isinstance(facts, dict) else {}
+    return fired() and fired(recorded_rule(facts.get("name"), facts.get("settings")))

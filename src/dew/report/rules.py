@@ -68,21 +68,28 @@ def credit_by_rule(
 
 
 def _rules(groups: Sequence[GroupRecord], given: Sequence[str]) -> "dict[str, Algorithm]":
-    """By label. A record is only data: the rule that it names is one of the registered ones, and never imported."""
-    from dew.algorithms import Algorithm, algorithm_classes, get_algorithm, parse_algorithm
+    """By label."""
+    from dew.algorithms import Algorithm, get_algorithm, list_algorithms, parse_algorithm
 
-    classes = algorithm_classes()
-    found = list(map(get_algorithm, classes))
+    found = list(map(get_algorithm, list_algorithms()))
     own = {json.dumps([g.algorithm, dict(g.settings)], sort_keys=True, default=str): g for g in groups}
-    for group in own.values():
-        if cls := classes.get(str(group.algorithm)):
-            known = {f.name for f in fields(cls)}
-            with suppress(DewError, TypeError):
-                found.append(get_algorithm(cls.name, **{k: v for k, v in group.settings.items() if k in known}))
+    found += filter(None, (recorded_rule(g.algorithm, g.settings) for g in own.values()))
     found += map(parse_algorithm, given)
     # The loss of some changes their credit, by the policy that is being trained.
     fits = [a for a in found if type(a).loss is Algorithm.loss and not (a.engine_loss or a.penalises)]
     return {a.label: replace(a, overlong="none") for a in fits}  # that penalty is in the records' `extra`
+
+
+def recorded_rule(name: Any, settings: Any) -> "Algorithm | None":
+    """What a run's files name: they are only data, so that it is one of the registered rules, and never imported."""
+    from dew.algorithms import algorithm_classes, get_algorithm
+
+    if not isinstance(settings, Mapping) or (cls := algorithm_classes().get(str(name))) is None:
+        return None
+    known = {f.name for f in fields(cls)}
+    with suppress(DewError, TypeError):
+        return get_algorithm(cls.name, **{k: v for k, v in settings.items() if k in known})
+    return None
 
 
 def _batches(groups: Batch) -> "Iterator[tuple[Rollouts, Batch]]":

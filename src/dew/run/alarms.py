@@ -172,9 +172,8 @@ RULES = (
            lambda rule: {"dynamic_sampling": True} if rule.uses_threshold else {}))),
     Rule("wrong_sign", partial(_above, "credit/flipped_share", 0.01),
          "{value:.1%} of the tokens have credit of the wrong sign: rewarded in a wrong answer or penalised in a "
-         "correct one.",
-         (("Write `algorithm: {}`, which cannot flip a sign.", lambda _: {"pool": "outcome"}),
-          "This happens in groups that are nearly all correct or wrong.")),
+         "correct one, in groups that are nearly all correct or wrong.",
+         (("Write `algorithm: {}`, which cannot flip a sign.", lambda _: {"pool": "outcome"}),)),
     Rule("reward_falls", _reward_falls,
          "The reward fell from {threshold:.2g} to {value:.2g} since step {since}.",
          ("Lower learning_rate, and {checkpoint}.",)),
