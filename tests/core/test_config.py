@@ -106,3 +106,9 @@ def test_missing_files_are_named(tmp_path):
         read_run(tmp_path / "none.yaml")
     with pytest.raises(ConfigError, match="is a folder, not a regular file"):
         read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["", "A=B", "A\0B"])
+def test_names_that_no_environment_takes_are_an_error(name):
+    with pytest.raises(ConfigError, match="env: "):
+        Run(env={name: 1}).set_environment()

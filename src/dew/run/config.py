@@ -61,7 +61,10 @@ class Run:
     """The file the config was read from, for messages."""
 
     def set_environment(self) -> None:
-        os.environ.update({name: str(value) for name, value in self.env.items()})
+        try:
+            os.environ.update({name: str(value) for name, value in self.env.items()})
+        except (OSError, ValueError) as error:  # an empty name, "=" in a name, a null character
+            raise ConfigError(Problem(f"env: {error}.", remedy="Write NAME: value, as in a shell.")) from None
 
     @property
     def algorithm_settings(self) -> Settings:
