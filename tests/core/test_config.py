@@ -112,3 +112,8 @@ def test_missing_files_are_named(tmp_path):
 def test_names_that_no_environment_takes_are_an_error(name):
     with pytest.raises(ConfigError, match="env: "):
         Run(env={name: 1}).set_environment()
+
+
+def test_a_long_text_reads_back_the_same():
+    text = f"{'x' * 70} >\ufeff\u2028x - a"  # ruamel breaks the line there, which adds a space
+    assert parse_yaml(to_yaml(make_run({"task": text})))["task"] == text

@@ -266,6 +266,7 @@ def to_yaml(run: Run, header: Iterable[str] = ()) -> str:
     yaml, stream = YAML(typ="safe", pure=True), StringIO()
     yaml.Representer = _Representer
     yaml.default_flow_style = False
+    yaml.width = MAX_SIZE  # a line that ruamel breaks may not read back the same
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(run.to_dict(), stream)
     return "".join(f"# {line}\n" for line in header) + stream.getvalue()
