@@ -279,8 +279,8 @@ def _answer(runs: Runs) -> str:
     for word in ("win", "level", "loss", "open"):
         arms = {task: [row.arm for row in found if row.verdict == word] for task, found in rows.items()}
         texts = [f"{', '.join(names)} ({task})" for task, names in arms.items() if names]
-        parts.append(f"{word}: {'; '.join(texts) or 'none'}")
-    return f"**Against DAPO, by rule and task.** {'. '.join(parts).capitalize()}."
+        parts.append(f"{word.capitalize()}: {'; '.join(texts) or 'none'}.")
+    return f"**Against DAPO, by rule and task.** {' '.join(parts)}"
 
 
 def _progress(runs: Runs) -> str:
@@ -345,18 +345,17 @@ def _screening(runs: Sequence[Result]) -> tuple[str, str] | None:
     if not lines:
         return None
     head = ("candidate", "seeds", "pass@1 − DAPO", "p", "area − DAPO", "pass@4 − DAPO", "pass@1 − placebo")
-    seeds, clear = max(d.pairs for d in than[0].values()), [arm for arm, d in than[0].items() if d.holm < SIGNIFICANT]
-    text = (
-        f"{seeds} of {b.STAGES['screen'].seeds['A-train']} seeds. A seed's value is its mean over the learning rates "
-    )
-    text += (
-        f"{' and '.join(f'{rate:g}' for rate in SCREEN_RATES)}; p is Holm's, over the candidates. Different from DAPO: "
-    )
-    text += f"{', '.join(clear) or 'none'}.\n\n![pass@1 − DAPO of the candidates](images/benchmark-screen.svg)\n\n"
+    cells = [[*line, *[""] * (len(head) - len(line))] for line in lines]
+    planned, rates = b.STAGES["screen"].seeds["A-train"], " and ".join(f"{rate:g}" for rate in SCREEN_RATES)
+    clear = ", ".join(arm for arm, d in than[0].items() if d.holm < SIGNIFICANT) or "none"
+    about = f"""{max(d.pairs for d in than[0].values())} of {planned} seeds. A seed's value is its mean over the
+learning rates {rates}; p is Holm's, over the candidates. Different from DAPO: {clear}.
+
+![pass@1 − DAPO of the candidates](images/benchmark-screen.svg)
+
+"""
     rows = [b.Row(arm, of[arm], {b.SCORES[0]: d}) for arm, d in than[0].items()]
-    return text + markdown_table(head, [[*line, *[""] * (len(head) - len(line))] for line in lines]), b.forest(
-        {b.TASKS["A-train"].title: rows}
-    )
+    return about + markdown_table(head, cells), b.forest({b.TASKS["A-train"].title: rows})
 
 
 def main() -> None:
