@@ -56,8 +56,6 @@ CASES = {
     "dew GTPO, 2 passes, TRL's head": ("gtpo", 2, "trl"),
     "dew GRPO-S, 2 passes": ("grpo_s", 2, "dew"),
     "dew GRPO, 2 passes": ("grpo", 2, "dew"),
-    "dew GRPO, 2 passes, learned weights": ("grpo", 2, "dew"),
-    "dew GRPO, learned weights": ("grpo", 1, "dew"),
 }
 
 
@@ -132,9 +130,8 @@ def measure(name, options, shape, folder):
         kind, args = GRPOTrainer, GRPOConfig(loss_type="grpo", **settings)
     else:
         kind = DewTrainer
-        kwargs = {"token_weight": "learned"} if "learned" in name else {}
         exact = head == "dew"
-        args = DewConfig(algorithm=algorithm, algorithm_kwargs=kwargs, records_every=0, exact_head=exact, **settings)
+        args = DewConfig(algorithm=algorithm, records_every=0, exact_head=exact, **settings)
     timer = StepTimer(cuda)
     with torch.device("cuda" if cuda else "cpu"):
         model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=32768))
