@@ -32,8 +32,6 @@ from dew.rollouts import Rollouts
 OTHERS = (
     "dapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb", "gepo",
     "stare(target_entropy=1.0)", "gtpo(compare=turn)", "gtpo(compare=relative)",
-    "gtpo(compare=step,step_ends=(0,))", "gtpo(compare=step_mean,step_ends=(0,))", "gtpo(compare=context)",
-    "gtpo(value=rank)", "gtpo(compare=matrix,value=divergence)", "gtpo(compare=matrix,value=contrast)",
 )  # fmt: skip
 GROUP, TOKENS, VOCABULARY, SAMPLE = 16, 4096, 32_000, 2048
 

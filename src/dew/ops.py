@@ -59,21 +59,6 @@ def same_labels(*keys: Ids | MaskPGT) -> Ids:
     return label
 
 
-def rank_by(x: Values, mask: Mask, label: Labels) -> Values:
-    """At every True entry, the rank of x from 1 among those that have its label; equal values share their mean rank."""
-    values, label = x[mask], label[mask]
-    order = values.argsort()
-    order = order[label[order].argsort(stable=True)]
-    sizes = label.bincount()
-    rank = torch.arange(1, len(order) + 1, device=x.device) - (sizes.cumsum(0) - sizes)[label[order]]
-    tied = torch.zeros_like(order)
-    tied[1:] = ((values[order].diff() != 0) | (label[order].diff() != 0)).cumsum(0)
-    shared = masked_mean(rank.to(x.dtype), torch.ones_like(tied, dtype=torch.bool), tied)
-    found = torch.ones_like(x)
-    found[mask] = torch.empty_like(values).scatter_(0, order, shared)
-    return found
-
-
 def turn_numbers(mask: MaskPGT) -> Ids:
     """0, 1, 2, ...: the turn of each token. A turn is a run of True entries, which tool output (False) ends."""
     first = mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]

@@ -324,7 +324,7 @@ def test_the_same_numbers_again_on_a_gpu():
 @pytest.mark.parametrize(
     ("text", "stacked"),
     [
-        ("dapo", True), ("gtpo", True), ("otb", True), ("dew(compare=context)", True),
+        ("dapo", True), ("gtpo", True), ("otb", True), ("dew(compare=relative)", True),
         ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False), ("stare", False),
         ("gtpo(scope=batch)", False), ("forking_tokens", False), ("dapo(overlong=soft,overlong_buffer=4)", True),
     ],

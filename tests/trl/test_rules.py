@@ -49,8 +49,11 @@ def test_credit_gets_the_sampling_policys_log_probabilities_and_sums_of_squares(
     torch.testing.assert_close(batch.logp[mask], logp[mask], rtol=1e-4, atol=1e-5)
 
 
-def test_credit_gets_the_token_ids(tmp_path):
-    batch = (one := ready(tmp_path, "dew", algorithm_kwargs={"compare": "context"})).sample(tiny.rows(one))
+def test_credit_gets_the_token_ids_if_it_asks_for_them(tmp_path, monkeypatch):
+    one = ready(tmp_path, "dew")
+    assert one.sample(tiny.rows(one)).tokens is None
+    monkeypatch.setattr(type(one.algorithm), "needs_tokens", True)
+    batch = one.sample(tiny.rows(one))
     assert batch.tokens.equal(batch.inputs["completion_ids"])
 
 

@@ -117,14 +117,12 @@ def test_the_old_policys_entropy_reaches_the_estimator(step):
     assert not torch.equal(advantages, step([*H[:2], [4.0, 1.0], [1.0]]))
 
 
-def test_token_ids_reach_the_estimator(step):
-    """Two wrong answers whose second tokens are compared only if the first ones are the same."""
-    entropy = [[1.0, 1.0], [1.0, 1.0, 1.0], [1.0, 4.0], [1.0]]
-    settings = ["algorithm.adv_estimator=dew", "algorithm.dew.compare=context"]
-    same, other = (
-        step(entropy, settings=settings, more={"responses": [[5, 6], [7, 8, 9], [first, 8], [0]]}) for first in (7, 5)
-    )
-    assert same[2, 1] > same[1, 1] and not torch.equal(same, other)
+def test_token_ids_reach_a_rule_that_asks_for_them(step, monkeypatch):
+    seen, inner = [], GTPO._shaped
+    monkeypatch.setattr(GTPO, "needs_tokens", True)
+    monkeypatch.setattr(GTPO, "_shaped", lambda self, rollouts: seen.append(rollouts.tokens) or inner(self, rollouts))
+    step(more={"responses": [[5, 6], [7, 8, 9], [7, 8], [0]]})
+    assert [[5, 6, 0], [7, 8, 9], [7, 8, 0]] in seen[0].tolist()
 
 
 @pytest.mark.parametrize(("every", "times"), [(0, 1), (1, 2)])

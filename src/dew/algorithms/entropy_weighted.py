@@ -10,8 +10,7 @@ from torch import Tensor
 from dew.algorithms.base import Algorithm, Whose, recorded, spread
 from dew.checks import unmet
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
-from dew.credit.comparison import BY_TOKENS, Compare, Value
-from dew.credit.gtpo import cap_problems, clip_problems, weight_problems
+from dew.credit.gtpo import Compare, clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -48,8 +47,6 @@ class EntropyWeighted(Algorithm):
     """The side whose credit is distributed by entropy; on the other side every weight is 1."""
     entropy_clip: tuple[float, float] | None = None
     """Clamps H to (low, high) before anything else. Off in the equations."""
-    cap: float | None = None
-    """The largest weight of a token or answer."""
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -58,11 +55,7 @@ class EntropyWeighted(Algorithm):
     def problems(self) -> list[str]:
         weights = self._weights
         found = super().problems() + clip_problems(self.entropy_clip) + weight_problems(**weights)
-        return (
-            found
-            + cap_problems(self.cap)
-            + unmet((any(weights.values()), f"{' and '.join(weights)} are 0: every advantage would be 0."))
-        )
+        return found + unmet((any(weights.values()), f"{' and '.join(weights)} are 0: every advantage would be 0."))
 
     @property
     def uses_threshold(self) -> bool:
@@ -119,7 +112,7 @@ class EntropyWeighted(Algorithm):
 
     def _how(self, rollouts: Rollouts) -> dict[str, Any]:
         """What `gtpo_rewards` and `grpo_s_rewards` have in common."""
-        names = ("average", "spread", "entropy_clip", "cap")
+        names = ("average", "spread", "entropy_clip")
         return {**self._weights, **{name: getattr(self, name) for name in names}, "extra": rollouts.extra}
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
@@ -145,47 +138,24 @@ class GTPO(EntropyWeighted):
     """α₂: weight of the part that is distributed by entropy. 0 keeps only the outcome."""
     compare: Compare = "column"
     """A token is compared with the same position across answers (published), its own answer ("row"), its group
-    ("matrix"), the same turn of each answer (for tools and agents), the same tenth ("relative"), the k-th token of the
-    j-th "step", that step as a whole ("step_mean"), or the tokens after the same two tokens ("context")."""
-    value: Value = "entropy"
-    """What a weight is proportional to: the entropy in correct and its inverse in wrong answers (published); the "rank"
-    of that, which bounds a weight by 2; 1 after the "divergence" from answers of the other outcome and 0 before; or how
-    much more often answers with the same outcome have these two tokens in sequence ("contrast")."""
-    step_ends: tuple[int, ...] = ()
-    """Ids of the tokens that end a step, for compare="step" and "step_mean"."""
-    floored: ClassVar[tuple[Compare, ...]] = ("turn", "relative", "step", "step_mean", "context")
+    ("matrix"), the same turn of each answer (for tools and agents) or the same tenth ("relative")."""
+    floored: ClassVar[tuple[Compare, ...]] = ("turn", "relative")
     """Comparisons for which entropy_clip is FLOOR unless set. A column has at most one token of an answer; in a larger
     set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row and
     matrix are the paper's formula and only warn."""
 
-    @property
-    def needs_tokens(self) -> bool:  # type: ignore[override]
-        return self.compare in BY_TOKENS or self.value in BY_TOKENS
-
     def __post_init__(self) -> None:
-        if self.entropy_clip is None and self.value == "entropy" and self.compare in self.floored:
+        if self.entropy_clip is None and self.compare in self.floored:
             object.__setattr__(self, "entropy_clip", FLOOR)  # not hidden: labels and records show it
         super().__post_init__()
 
-    def problems(self) -> list[str]:
-        ends, by_step = self.step_ends, self.compare in ("step", "step_mean")
-        ids = isinstance(ends, tuple) and all(type(x) is int for x in ends)
-        alone = self.value != "divergence" or self.scope != "batch"
-        return super().problems() + unmet(
-            (ids, f"step_ends={ends!r}: give the ids of tokens, e.g. (198, 271)."),
-            (not by_step or ends != (), f"compare={self.compare!r} needs step_ends: ids of line breaks, e.g. (198,)."),
-            (alone, "value='divergence' compares answers to the same problem. Leave out scope='batch'."),
-        )
-
     def warnings(self) -> list[str]:
-        bounded = self.compare == "column" or self.value != "entropy" or self.entropy_clip is not None
+        bounded = self.compare == "column" or self.entropy_clip is not None
         return super().warnings() + unmet((bounded, f"compare={self.compare!r} {UNBOUNDED}"))
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         H = recorded(self, rollouts, "entropy")
-        tokens = recorded(self, rollouts, "tokens") if self.needs_tokens else None
-        how = {**self._how(rollouts), "compare": self.compare, "value": self.value, "step_ends": self.step_ends}
-        return gtpo_rewards(self._won(rollouts), H, rollouts.mask, tokens=tokens, **how)
+        return gtpo_rewards(self._won(rollouts), H, rollouts.mask, compare=self.compare, **self._how(rollouts))
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
         assert self.pool != "outcome"

@@ -8,17 +8,29 @@ Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the corr
 problem; "alive at t" means having a token at t.
 """
 
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens, unmet
-from dew.credit.comparison import Compare, Value, compared
+from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens
 from dew.errors import ConfigError
-from dew.ops import H_FLOOR, PG, PGT, Dims, Ids, MaskPG, MaskPGT, at_least_float32, masked_mean, standardize
+from dew.ops import (
+    H_FLOOR,
+    PG,
+    PGT,
+    Dims,
+    Ids,
+    MaskPG,
+    MaskPGT,
+    at_least_float32,
+    masked_mean,
+    same_labels,
+    standardize,
+    turn_numbers,
+)
 
+Compare = Literal["column", "row", "matrix", "turn", "relative"]
 Average = Literal["arithmetic", "geometric"]
 Pool = Literal["group", "joint", "sign"]
 Side = Literal["both", "correct", "wrong"]
@@ -27,8 +39,7 @@ Side = Literal["both", "correct", "wrong"]
 def gtpo_rewards(
     correct: MaskPG, entropy: PGT, mask: MaskPGT, *, alpha1: float = 1.0, alpha2: float = 0.1,
     compare: Compare = "column", average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None,
-    spread: Side = "both", value: Value = "entropy", tokens: Ids | None = None, step_ends: Sequence[int] = (),
-    cap: float | None = None, extra: PG | None = None,
+    spread: Side = "both", extra: PG | None = None,
 ) -> PGT:  # fmt: skip
     """Distribute each answer's ±1 over its tokens by the entropy of the policy that sampled them (section 2.2).
 
@@ -44,12 +55,10 @@ def gtpo_rewards(
         mask: True on tokens the policy sampled, False on padding and on tool output.
         alpha1: weight of the plain outcome.
         alpha2: weight of the part distributed by entropy.
-        compare: the tokens of one polarity that a token is compared with, "column" (the same position across answers)
-            as published; `dew.credit.comparison.compared` documents it, and `value`, `tokens` and `step_ends`.
+        compare: the tokens of one polarity that a token is compared with; `compared_with` documents it.
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
-        cap: the largest weight. Off in the equations.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
@@ -58,20 +67,35 @@ def gtpo_rewards(
     """
     mask = check_tokens(correct, entropy, mask)
     check_choice("compare", compare, get_args(Compare))
-    check_choice("value", value, get_args(Value))
-    if tokens is not None:
-        check_by_token(mask, tokens=tokens)
     if problems := weight_problems(alpha1=alpha1, alpha2=alpha2):
         raise ConfigError(problems)
 
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)
-    x, over = compared(H, won, mask, compare, value, tokens, step_ends)
-    rewards = shaped(x, won, mask, over, average, alpha1, alpha2, spread, cap)
+    x = torch.where(won, H, 1 / H)
+    rewards = shaped(x, won, mask, compared_with(compare, mask), average, alpha1, alpha2, spread)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
     return rewards + torch.where(mask, at_least_float32(extra).unsqueeze(-1), 0)
+
+
+def compared_with(compare: Compare, mask: MaskPGT) -> Dims | Ids:
+    """A token's comparison set: the tokens of its polarity along these dims, or with the same label.
+
+    column     the same position across answers (published)
+    row        the same answer
+    matrix     the whole group
+    turn       the same turn, the k-th of each answer; a turn is a run of True in `mask`, ended by tool output
+    relative   the same tenth of each answer; not in the paper, as is "turn"
+    """
+    along: dict[str, Dims] = {"column": -2, "row": -1, "matrix": (-2, -1)}
+    if compare in along:
+        return along[compare]
+    if compare == "turn":
+        return same_labels(turn_numbers(mask))
+    before = mask.cumsum(-1) - mask.long()
+    return same_labels(10 * before // mask.sum(-1, keepdim=True).clamp_min(1))
 
 
 def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correct: MaskPG | None = None) -> PGT:
@@ -92,7 +116,7 @@ def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correc
 def grpo_s_rewards(
     correct: MaskPG, entropy: PGT, mask: MaskPGT, *, beta1: float = 1.0, beta2: float = 0.1,
     average: Average = "arithmetic", entropy_clip: tuple[float, float] | None = None, spread: Side = "both",
-    cap: float | None = None, extra: PG | None = None,
+    extra: PG | None = None,
 ) -> PG:  # fmt: skip
     """Weight each answer's ±1 by its mean entropy relative to answers with the same outcome (section 2.3).
 
@@ -111,7 +135,7 @@ def grpo_s_rewards(
     H = mean_over(floored(entropy, entropy_clip), mask, -1, average).squeeze(-1)
     H = torch.where(live, H, 1)
     x = torch.where(correct, H, 1 / H)
-    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread, cap)
+    rewards = shaped(x, correct, live, -1, average, beta1, beta2, spread)
     if extra is None:
         return rewards
     check_shape("extra", extra, correct.shape, "answer (*P, G)")
@@ -172,28 +196,20 @@ def mean_over(x: Tensor, alive: Tensor, over: Dims | Tensor, average: Average) -
 
 def shaped(
     x: Tensor, correct: Tensor, live: Tensor, over: Dims | Tensor, average: Average, alpha1: float, alpha2: float,
-    spread: Side, cap: float | None,
+    spread: Side,
 ) -> Tensor:  # fmt: skip
     """r̃ = ±(α₁ + α₂ · w), w = x / mean(x over its comparison set), + on O⁺ and − on O⁻; 0 where not live.
 
     The comparison set is what is live and of the same polarity along the dims `over`, or has the same label `over`. The
-    paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1. No weight is
-    larger than `cap`.
+    paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
     """
     check_choice("spread", spread, get_args(Side))
-    if problems := cap_problems(cap):
-        raise ConfigError(problems)
     mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
     weight = x / torch.where(correct, mean_won, mean_lost)
     if spread != "both":
         weight = torch.where(correct == (spread == "correct"), weight, 1)
-    r = alpha1 + alpha2 * (weight if cap is None else weight.clamp_max(cap))
+    r = alpha1 + alpha2 * weight
     return torch.where(live, torch.where(correct, r, -r), 0)
-
-
-def cap_problems(cap: float | None) -> list[str]:
-    """What is wrong with the largest weight."""
-    return unmet((cap is None or cap >= 1, f"cap={cap}: a weight of 1 is the mean. Give at least 1."))
 
 
 def pooled(rewards: Tensor, won: Tensor, lost: Tensor, dim: Dims, pool: Pool) -> Tensor:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 METHODS = {"gtpo": "GTPO", "dew": "GTPO", "grpos": "GRPO-S", "grpo": "GRPO", "dapo": "GRPO"}
 PLAIN: dict[str, tuple[Any, ...]] = {
-    "compare": ("column", "row", "matrix", "turn"), "value": ("entropy",), "cap": (0,),
-    "scope": ("group",), "credit": ("grpo",), "placebo": (False,),
+    "compare": ("column", "row", "matrix", "turn"), "scope": ("group",), "credit": ("grpo",), "placebo": (False,),
 }  # fmt: skip
 """The settings that the page's formulas can have; a group's record may lack any of them."""
 DIGITS = 3
