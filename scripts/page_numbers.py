@@ -153,14 +153,27 @@ def lora(row: str, score: int) -> list[float]:
 
 
 @cache
-def replication(one: str, other: str, score: str = "pass@1") -> Difference:
-    """The benchmark's replication on GSM8K."""
+def benchmark_runs() -> benchmark.Runs:
     with TemporaryDirectory() as work:
-        runs = benchmark.read(RESULTS / "benchmark", Path(work))["replication-A"]
-    values = {arm: {r.seed: r.scores[score] for r in of} for arm, of in benchmark.by_arm(runs).items()}
-    found = paired(values[one], values[other], arm=one, baseline=other, score=score)
+        return benchmark.read(RESULTS / "benchmark", Path(work))
+
+
+def replication(one: str, other: str, score: str = "pass@1", job: str = "replication-A") -> Difference:
+    """Two arms of the benchmark's replication on GSM8K, or of another stage; a seed has its mean over the rates."""
+    of = benchmark.by_arm(benchmark_runs()[job])
+    values = [
+        {r.seed: fmean(x.scores[score] for x in of[arm] if x.seed == r.seed) for r in of[arm]} for arm in (one, other)
+    ]
+    found = paired(*values, arm=one, baseline=other, score=score)
     assert found
     return found
+
+
+def screening(one: str, other: str = "dapo") -> Difference:
+    """Two arms of the screening, pass@1; `relative` stands for dew(compare=relative)."""
+    relative = "dew({}entropy_clip=(0.01,100.0),compare=relative)"
+    names = {"relative": relative.format(""), "placebo": relative.format("placebo=True,")}
+    return replication(names.get(one, one), names.get(other, other), job="screen-A-train")
 
 
 @cache
