@@ -95,7 +95,7 @@ def measure(call, shape, options, write):
 def in_a_process(show, options):
     """vLLM's measurements, shown as they come."""
     with tempfile.TemporaryDirectory() as folder:
-        numbers, log = Path(folder) / "numbers", Path(folder) / "log"
+        numbers, log = Path(folder) / "numbers", (options.out or Path(folder) / "vllm.md").with_suffix(".log")
         command = [sys.executable, __file__, *sys.argv[1:], "--alone", str(numbers)]
         with log.open("w") as output:
             environment = os.environ | SETTINGS[options.setting][1]
@@ -103,8 +103,8 @@ def in_a_process(show, options):
         for line in numbers.read_text().splitlines() if numbers.exists() else []:
             show("vLLM", *json.loads(line))
         errors = [line for line in log.read_text().splitlines() if "Error" in line]
-        if status:
-            print(f"vLLM: failed, {errors[-1][:200] if errors else status}", flush=True)
+        if status:  # the first error is the engine's own, the last that of the process that waits for it
+            print(f"vLLM: failed, {errors[0][:300] if errors else status}", flush=True)
 
 
 def main():
@@ -115,7 +115,7 @@ def main():
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
     parser.add_argument("--ways", nargs="+", choices=["vLLM", "dew"], default=["vLLM", "dew"])
     parser.add_argument("--setting", choices=SETTINGS, default="default", help="of vLLM (default: its own)")
-    parser.add_argument("--vllm-memory", type=float, default=0.9, help="share of the GPU for vLLM (default 0.9)")
+    parser.add_argument("--vllm-memory", type=float, default=0.8, help="share of the GPU for vLLM (default 0.8)")
     parser.add_argument("--out", type=Path, help="file for the table, written after every row")
     parser.add_argument("--small", action="store_true", help="toy model, to test the script")
     parser.add_argument("--alone", type=Path, help=argparse.SUPPRESS)

@@ -49,14 +49,11 @@ def masked_mean(x: Values, mask: Mask, over: Dims | Labels) -> Float[Tensor, "..
     return masked_sum(x, mask, over) / mask.sum(over, keepdim=True).clamp_min(1)
 
 
-def same_labels(*keys: Ids | MaskPGT) -> Ids:
-    """0, 1, 2, ...: the same number where all keys are equal, within a group (the last two axes), and nowhere else."""
-    shape, device = keys[0].shape, keys[0].device
-    label = torch.arange(shape[:-2].numel(), device=device).view(*shape[:-2], 1, 1).expand(shape)
-    for key in keys:
-        values, number = key.unique(return_inverse=True)
-        label = (label * len(values) + number).unique(return_inverse=True)[1]
-    return label
+def same_labels(key: Ids) -> Ids:
+    """0, 1, 2, ...: the same number where the keys are equal, within a group (the last two axes), and nowhere else."""
+    group = torch.arange(key.shape[:-2].numel(), device=key.device).view(*key.shape[:-2], 1, 1)
+    values, number = key.unique(return_inverse=True)
+    return (group * len(values) + number).unique(return_inverse=True)[1]
 
 
 def turn_numbers(mask: MaskPGT) -> Ids:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
 from dew.credit import gtpo_rewards
-from dew.ops import masked_mean
+from dew.ops import masked_mean, same_labels
 from groups import groups, pad
 
 COMPARE = st.sampled_from(["column", "row", "matrix", "turn", "relative"])
@@ -95,6 +95,11 @@ def test_groups_do_not_mix(one, two, compare):
     alone = [*weights(*one, compare=compare), *weights(*two, compare=compare)]
     for row, live, expected in zip(together, mask, alone, strict=True):
         assert row[live].tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_labels_are_of_one_group():
+    labels = same_labels(torch.tensor([[[0, 7], [7, 0]]]).expand(3, 2, 2))
+    assert labels.tolist() == [[[0, 1], [1, 0]], [[2, 3], [3, 2]], [[4, 5], [5, 4]]]
 
 
 def test_the_mean_of_a_label_without_values_is_0():
