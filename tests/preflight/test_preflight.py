@@ -277,7 +277,8 @@ def arguments(**changes):
     ],
 )
 def test_memory_by_hand(changes, name, expected):
-    assert machine.estimate(MODEL, arguments(**changes), prompt=4, device_total=1000.0)[name] == expected
+    args = arguments(**changes)
+    assert machine.estimate(MODEL, args, 4, 1000.0, args.gradient_checkpointing)[name] == expected
 
 
 @pytest.mark.parametrize(
@@ -306,7 +307,7 @@ def test_activations_are_about_what_autograd_keeps(family, dtype, mixed):
     measured = ((kept(3) - kept(1)) / 2 - copies) / (B * T)
     model = replace(MODEL, layers=1, width=D, inner=inner, weight_bytes=2 if dtype == "bfloat16" else 4)
     one_token = arguments(bf16=mixed, per_device_train_batch_size=1, max_completion_length=0)
-    assert 0.7 < machine.estimate(model, one_token, prompt=1)["activations"] / measured < 1.2
+    assert 0.7 < machine.estimate(model, one_token, 1, 0.0, False)["activations"] / measured < 1.2
 
 
 def test_only_loras_adapters_are_trained(settings):
@@ -317,12 +318,14 @@ def test_only_loras_adapters_are_trained(settings):
 
 
 def test_memory_remedies_name_what_to_change():
-    def checked(free):
-        args = SimpleNamespace(deepspeed=None, fsdp=None)
-        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, "a GPU", free)
+    def checked(free, saves=False):
+        args = SimpleNamespace(deepspeed=None, fsdp=None, gradient_checkpointing=saves)
+        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, "a GPU", free, unsaved=7000.0)
 
     assert checked(900).status == "failed" and "gradient_checkpointing: true" in checked(900).remedy
     assert checked(1050).status == "warning" and checked(2000).status == "ok"
+    faster = ["gradient_checkpointing: false" in checked(free, True).says for free in (9999, 10001)]
+    assert faster == [False, True] and "gradient_checkpointing" not in checked(10001).says
 
 
 def drawn(outcome, **changes):

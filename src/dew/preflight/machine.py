@@ -188,9 +188,10 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     prompt = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     gpu = None if args.use_cpu else next(iter(gpus()), None)
     device, free = (gpu["name"], gpu["free"]) if gpu else ("this machine", free_memory())
+    terms, unsaved = (estimate(model, args, prompt, free, saves) for saves in (args.gradient_checkpointing, False))
     return [
         check_context(model.context, prompt, int(args.max_completion_length or 0)),
-        check_memory(estimate(model, args, prompt, free), args, device, free),
+        check_memory(terms, args, device, free, sum(unsaved.values())),
         check_disk(args, model),
     ]
 
@@ -207,11 +208,13 @@ def optimizer_bytes(args: "DewConfig", model: Model) -> float:
     return model.trained * (2 if "8bit" in args.optim else 2 * max(model.weight_bytes, 2))
 
 
-def estimate(model: Model, args: "DewConfig", prompt: int, device_total: float = 0.0) -> dict[str, float]:
+def estimate(
+    model: Model, args: "DewConfig", prompt: int, device_total: float, checkpointing: bool
+) -> dict[str, float]:
     w, reference = model.weight_bytes, args.build_algorithm().kl_coef and model.trained == model.parameters
     c = 2 if args.bf16 or args.fp16 or w <= 2 else 4
     layer, inputs = c * (13 * model.width + 4 * model.inner), c * model.width * model.layers
-    per_token = inputs + layer if args.gradient_checkpointing else layer * model.layers
+    per_token = inputs + layer if checkpointing else layer * model.layers
     shared = args.use_vllm and args.vllm_mode == "colocate" and not args.vllm_enable_sleep_mode
     return {
         "weights": ((2 if reference else 1) * w + (c if c < w else 0)) * model.parameters,
@@ -229,10 +232,17 @@ REMEDIES = {
 }
 
 
-def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float) -> Check:
+ROOMY = 0.7
+"""Share of the free memory below which an estimate is sure to fit."""
+
+
+def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float, unsaved: float) -> Check:
+    """`unsaved`: bytes without gradient checkpointing."""
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
+    if args.gradient_checkpointing and unsaved < ROOMY * free:
+        says += f" gradient_checkpointing: false takes about {size(unsaved)} and is faster."
     remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
     return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail)
