@@ -287,6 +287,12 @@ def update_cost() -> list[float]:
     return [at("dew GTPO", "of the first", table) for table in (3, 1)] + more
 
 
+def long_update_memory() -> float:
+    """GiB that an update with sequences of 16k tokens needs more than TRL's."""
+    at = partial(cell, ROOT, name="peak, GiB", table=4, of="trainer_step-h200")
+    return at("dew GTPO, entropy from sampling") - at("TRL GRPO")
+
+
 def kernels(low_memory: bool = False) -> list[float]:
     """Smallest and largest over three shapes: forward, both passes, GB kept, both passes with four products, each
     relative to the fastest peer; and the forward pass without the Hopper kernel relative to that with it."""
