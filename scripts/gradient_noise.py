@@ -30,8 +30,10 @@ from torch import Tensor
 from dew.compare.statistics import holm, t_test
 from dew.compare.verdicts import markdown_table
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.lora import LoraPolicies, LoraSettings, load_base
-from dew.engines.lab.stack import Replica, Stack, Team, judge
+from dew.engines.lab.credit import Team
+from dew.engines.lab.lora import LoraPolicies, load_base
+from dew.engines.lab.settings import LoraSettings
+from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.tasks import generator
 from dew.engines.lab.text import TextTask
 from dew.engines.lab.tiny import numerics
@@ -106,9 +108,8 @@ def sample(stack: Stack) -> dict[str, Any]:
     s, task, policies = stack.settings, stack.task, stack.policies
     random = [generator(seed, "problems", 0) for seed in stack.seeds]
     problems = task.problems(s.prompts, *random, device=stack.device)[stack.seed_of]
-    uniforms = stack._uniforms("answers", 0, s.answers, task.tokens, *policies.noise)
-    answers = policies.sample(problems.prompt, uniforms)
-    reward = judge(task, answers, problems.facts)
+    answers = policies.sample(problems.prompt, stack._noise(0, "answers", s.answers))
+    reward = task.rewards(answers, problems.facts)
     rows = {name: x for name, x in {**answers._asdict(), "reward": reward}.items() if x is not None}
     grouped = {name: x.unflatten(1, (s.prompts, s.group_size)) for name, x in rows.items()}
     accuracy = float((reward > 0.5).float().mean())

@@ -38,8 +38,7 @@ def test_vllm_samples_from_an_adapter_of_the_lab(tmp_path):
     from vllm.lora.request import LoRARequest
 
     from dew.compare import load_vllm
-    from dew.engines.lab import study
-    from dew.engines.lab.lora import LoraSettings
+    from dew.engines.lab import LoraSettings, study
     from dew.engines.lab.study import export
     from dew.tasks import TINY, task
 

@@ -17,8 +17,9 @@ from dew.algorithms.base import Part
 from dew.compare import Result
 from dew.engines.lab import TinySettings, differences, load_study, markdown, study
 from dew.engines.lab import warm_start as warm
-from dew.engines.lab.arms import parse_arms, random_rollouts
-from dew.engines.lab.stack import Replica, Stack, Team
+from dew.engines.lab.arms import parse_arms
+from dew.engines.lab.credit import Team, random_rollouts
+from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task, symbols
 from dew.engines.lab.tiny import Adam, TinyPolicies, forward, new_policy, numerics, sample
 from dew.errors import ConfigError, DewError
@@ -333,12 +334,12 @@ def test_credit_of_several_runs_is_that_of_each(text, stacked):
     """In one call if the rule treats each group on its own, else in a call for each run."""
     algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), random_rollouts(6, 10)[1]
     team = Team(algorithm, slice(0, 2), 6, 10)
-    credit = team.credit(given, shaped=True)
+    credit = team.credit(given)
     assert team.stacked == stacked and credit["signal"].tolist() == [[False, True, True, True]] * 2
-    assert not any(credit[name][:, 0].any() for name in ("advantages", "flipped", "shaped"))
+    assert not any(credit[name][:, 0].any() for name in ("advantages", "flipped"))
     for i in range(2):
         rollouts = Rollouts(**{field: x[i, 1:] for field, x in given.items()})
-        own = {"advantages": algorithm.advantages(rollouts), "shaped": algorithm.rewards(rollouts)}
+        own = {"advantages": algorithm.advantages(rollouts)}
         total = rollouts.reward + algorithm.extra(rollouts)
         above = torch.sign((total - total.mean(-1, keepdim=True)).round(decimals=5))[..., None]
         own["flipped"] = (own["advantages"] * above < 0).float()

@@ -11,10 +11,11 @@ from tests.support import trl_tiny
 
 from dew.algorithms.base import Part
 from dew.algorithms.credit import give_credit
-from dew.engines.lab import differences, load_study, markdown, study
+from dew.engines.lab import LoraSettings, differences, load_study, markdown, study
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.lora import Base, LoraPolicies, LoraSettings, as_base
-from dew.engines.lab.stack import Answers, Replica, Stack
+from dew.engines.lab.lora import Base, LoraPolicies, as_base
+from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.tasks import Answers
 from dew.engines.lab.text import TextTask
 from dew.rewards import verifier
 from dew.rollouts import Rollouts

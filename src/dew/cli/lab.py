@@ -101,14 +101,9 @@ def _study(arms: list[str], folder: Path, as_json: bool, **how: Any) -> None:
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
     """Those that were typed, and the defaults of the kind of policy."""
-    if model:
-        from dew.engines.lab.lora import QUICK, LoraSettings
+    from dew.engines.lab.settings import QUICK, LoraSettings, TinySettings
 
-        kind: Any = QUICK if quick else LoraSettings()
-    else:
-        from dew.engines.lab import TinySettings
-
-        kind = TinySettings()
+    kind = QUICK if quick else LoraSettings() if model else TinySettings()
     known = [*(field.name for field in fields(kind)), "task_settings"]
     if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
         raise ConfigError(wrong)
@@ -121,7 +116,7 @@ def _benchmark(
     """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
-    from dew.engines.lab.lora import QUICK
+    from dew.engines.lab.settings import QUICK
     from dew.report import benchmark
 
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")

@@ -22,7 +22,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.decoding import Decoder, Draw, refusal, replaced
 from dew.engines.lab.adapters import Rows, fuse, stack_adapters
-from dew.engines.lab.stack import Answers, Settings
+from dew.engines.lab.settings import LoraSettings
+from dew.engines.lab.tasks import Answers
 from dew.engines.lab.tiny import Adam
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.kernels import Head, linear_logprob_entropy, plain_head
@@ -38,37 +39,6 @@ PASS_SHARE = 0.5
 """Of a GPU's memory: the rest is for adapters and the cache."""
 PROMPT = 256
 """Tokens of a prompt that the estimate of memory allows for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings(Settings):
-    """What all runs of a study on a language model share."""
-
-    group_size: int = 8
-    prompts: int = 16
-    generations: int = 30
-    eval_problems: int = 512
-    eval_k: int = 4
-    max_new_tokens: int = 512
-    """Maximum length of an answer."""
-    rank: int = 16
-    alpha: float = 32.0
-    """Adapters are scaled by alpha / rank."""
-    target_modules: str = "all"
-    """Names of the linear layers with adapters, e.g. "q_proj,v_proj"; "all" but the head."""
-    pass_tokens: int = 49_152
-    """Tokens in one pass of an update, at most: fewer if a GPU has less memory."""
-
-    @property
-    def spacing(self) -> float:
-        """Generations between evaluations: the mean of the last few is the score."""
-        return max(1.0, self.generations / 10)
-
-
-QUICK = LoraSettings(
-    prompts=8, optimizer_steps=2, generations=20, eval_problems=32, eval_k=4, evaluations=2, max_new_tokens=48, rank=8,
-    alpha=16.0, pass_tokens=8192,
-)  # fmt: skip
 
 
 def packed_attention(

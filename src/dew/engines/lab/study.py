@@ -18,7 +18,6 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -27,10 +26,12 @@ from dew.compare import Result
 from dew.compare.grid import Cell, open_grid
 from dew.compare.results import run_folders
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.stack import Replica, Settings, Stack
+from dew.engines.lab.scores import scores_of
+from dew.engines.lab.settings import LoraSettings, Settings, TinySettings
+from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.summary import load_study
 from dew.engines.lab.tasks import VOCABULARY, GeneratedTask, get_task
-from dew.engines.lab.tiny import TinyPolicies, TinySettings, numerics
+from dew.engines.lab.tiny import TinyPolicies, numerics
 from dew.engines.lab.warm_start import warm_start
 from dew.engines.recorder import versions
 from dew.errors import ConfigError, Problem
@@ -145,7 +146,7 @@ def _small_policies(device: str, folder: Path | str | None, say: Say) -> Callabl
 def _adapters(
     model: str, device: str, reward: str | None, task_settings: Mapping[str, Any]
 ) -> tuple[Callable[[str, Any], Start], Settings]:
-    from dew.engines.lab.lora import LoraPolicies, LoraSettings, load_base
+    from dew.engines.lab.lora import LoraPolicies, load_base
     from dew.engines.lab.text import TextTask
 
     base = load_base(model, device)
@@ -224,21 +225,6 @@ def export(study: Path, arm: str, seed: int, target: Path) -> str:
         raise ConfigError(Problem(f"{target} exists.", remedy="Name a new folder."))
     shutil.copytree(source, target)
     return str(RunFolder(str(best.folder)).run()["warm_start"]["model"])
-
-
-def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, float]:
-    """The scores of a run; docs/lab.md defines them. `averaged`: over all evaluations, else of the last."""
-    last = metrics[-max(1, len(metrics) // 6) :]
-
-    def mean(lines: Sequence[Json], name: str) -> float:
-        return round(fmean(line[name] for line in lines if name in line), 6)
-
-    scores = {"area": mean(metrics, "accuracy"), "final": mean(last, "accuracy")}
-    passes = [name for name in metrics[-1] if name.startswith("eval/")]
-    scores |= {name.removeprefix("eval/"): mean(metrics if averaged else metrics[-1:], name) for name in passes}
-    others = {"entropy": "entropy", "length": "length/mean", "truncated": "length/truncated_share", "kl": "kl"}
-    scores |= {score: mean(last, name) for score, name in others.items() if name in metrics[-1]}
-    return scores | {"flipped": mean(metrics, "credit/flipped_share")}
 
 
 @dataclass(frozen=True)

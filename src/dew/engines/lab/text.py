@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dew.compare.sampling import prompt_ids, prompt_text
 from dew.engines.lab.lora import Base
-from dew.engines.lab.stack import Answers
-from dew.engines.lab.tasks import Problems
+from dew.engines.lab.tasks import Answers, Problems, by_answer
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, load_reward, reward, verifier
 from dew.rewards.calls import call_reward, reward_name
@@ -100,9 +99,10 @@ class TextTask:
         return dict(zip(answers, found, strict=True))
 
     def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
+        """(R, B) rewards of (R, B, T) answers to (R, P, 1) problems."""
         lengths = answers.mask.sum(-1).flatten().tolist()
         ids = [row[:n] for row, n in zip(answers.tokens.flatten(0, 1).tolist(), lengths, strict=True)]
-        problems = facts.flatten().tolist()
+        problems = by_answer(facts, answers).flatten().tolist()
         if isinstance(self.judge, Verifier):
             known = dict[Key, float]()
             while self._early:
@@ -112,7 +112,7 @@ class TextTask:
             found = [known[key] for key in keys]
         else:
             found = self._scored(self._texts(ids), [self.rows[i] for i in problems])
-        return torch.tensor(found, device=facts.device).view(facts.shape[:2])
+        return torch.tensor(found, device=facts.device).view(answers.tokens.shape[:2])
 
     def _verdicts(self, answers: Sequence[Key]) -> dict[Key, float]:
         """By problem and answer: an answer that several runs gave is judged once."""

@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,33 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.stack import Answers, Settings
-from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
-from dew.errors import ConfigError
+from dew.engines.lab.settings import HEAD
+from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY, Answers
 
 Parameters = dict[str, Tensor]
-HEAD = 32
-"""Width of an attention head."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
 ALIGNED = 32
 """Numbers: where parameters begin in the tensor of all is a multiple of so many, which products need to be fast."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinySettings(Settings):
-    """What all runs of a study on small policies share."""
-
-    width: int = 128
-    depth: int = 3
-    """Layers of the policy."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width > HEAD and self.width % HEAD:
-            raise ConfigError(f"width={self.width}: give a multiple of {HEAD}, the width of an attention head.")
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.stack import solve
-from dew.engines.lab.tasks import PAD, GeneratedTask, generator
+from dew.engines.lab.scores import solve
+from dew.engines.lab.tasks import PAD, GeneratedTask, generator, uniforms
 from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy, sample
 from dew.files import write_atomically
 
@@ -80,9 +80,8 @@ def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callab
     test = task.problems(TESTED, generator("held-out"), device=device)[0]
     answers = partial(sample, parameters)
 
-    def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
-        random = generator(task.name, purpose, number, device=device)
-        return torch.rand(1, *shape, generator=random, device=device)
+    def noise(number: int, purpose: str, rows: int) -> Tensor:
+        return uniforms([(task.name, purpose, number)], rows, task.tokens, device=device)
 
     for step in range(1, MAX_STEPS + 1):
         adam.param_groups[0]["lr"] = RATE * min(1, step / 100) * max(0.05, 1 - step / MAX_STEPS)
@@ -95,11 +94,11 @@ def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callab
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         adam.step()
         if step % CHECK == 0:
-            now = solve(task, answers, probe, 4, 512, uniforms, step).float().mean().item()
+            now = solve(task, answers, probe, 4, 512, partial(noise, step)).float().mean().item()
             say(f"{task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})")
             if now >= TARGET:
                 break
-    solved = solve(task, answers, test, 16, 512, uniforms, 0)
+    solved = solve(task, answers, test, 16, 512, partial(noise, 0))
     scores = {"pass@1": solved.float().mean().item(), "pass@16": solved.any(2).float().mean().item(), "steps": step}
     final = {name: p.detach().cpu() for name, p in parameters.items()}
     digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in final.values())).hexdigest()[:12]
