@@ -393,17 +393,17 @@ def load_or_none(folder):
     return [path for path in folder.rglob("run.json")]
 
 
-def test_an_adapter_is_exported_for_peft(finished, tmp_path, dew):
+def test_the_adapter_of_a_run_loads_with_peft_and_its_run_is_exported_and_evaluated(finished, tmp_path, dew):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoTokenizer
 
-    dew("lab", "export", finished, "gtpo", "0", tmp_path / "best")
-    loaded = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "best")).eval()
+    run = finished / "countdown" / "gtpo-lr0.001-seed0"
+    loaded = AutoPeftModelForCausalLM.from_pretrained(str(run / "adapter")).eval()
     base = as_base("tiny", *_tiny(model_folder("tiny")))
     policies = LoraPolicies(base, lambda i: [], [0], torch.tensor([1e-3]), FAST)
     from safetensors.torch import load_file
 
-    stored = load_file(tmp_path / "best" / "adapter_model.safetensors")
+    stored = load_file(run / "adapter" / "adapter_model.safetensors")
     for name, layer in policies.layers.items():
         layer.a.data.copy_(stored[f"base_model.model.{name}.lora_A.weight"].T[None])
         layer.b.data.copy_(stored[f"base_model.model.{name}.lora_B.weight"][None])
@@ -417,6 +417,12 @@ def test_an_adapter_is_exported_for_peft(finished, tmp_path, dew):
         policies.rows.arrange(torch.zeros(1, dtype=torch.long), width)
     assert torch.equal(base.model.generate(**ids, **greedy), expected)
     torch.testing.assert_close(base.model(**ids).logits, loaded(**ids).logits, rtol=1e-4, atol=1e-4)
+    code, _, err = dew("export", run, tmp_path / "best")  # the same, merged, and with the base's tokenizer
+    merged, tokenizer = _tiny(tmp_path / "best")
+    assert code == 0 and tokenizer("3").input_ids, err
+    torch.testing.assert_close(merged(**ids).logits, loaded(**ids).logits, rtol=1e-4, atol=1e-4)
+    code, out, err = dew("eval", run, "--task", "countdown", "--problems", "2", "-k", "1", "--max-new-tokens", "4")
+    assert code == 0 and "pass@1" in out, err
 
 
 def _tiny(folder):

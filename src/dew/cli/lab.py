@@ -49,10 +49,7 @@ def lab(
 
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
-    `dew lab export STUDY ARM SEED FOLDER` copies the adapter of a run on a model, in PEFT's format.
     """
-    if arms and arms[0] == "export":
-        return _export(arms[1:])
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     say = (lambda _: None) if as_json else out.print
@@ -145,18 +142,6 @@ def _benchmark(
     write_atomically(folder / "benchmark.svg", benchmark.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode())
     show_markdown(text)
     out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
-
-
-def _export(words: list[str]) -> None:
-    """STUDY ARM SEED FOLDER."""
-    from dew.engines.lab.study import export
-
-    if len(words) != 4 or not words[2].isdecimal():
-        remedy = "Write: dew lab export STUDY ARM SEED FOLDER, e.g. dew lab export runs/lab dew 0 best"
-        raise ConfigError(Problem("export takes a study, an arm, a seed and a new folder.", remedy=remedy))
-    study, arm, seed, target = words
-    base = export(Path(study), arm, int(seed), Path(target))
-    out.print(f"{target}: a PEFT adapter for {base}.")
 
 
 @contextmanager

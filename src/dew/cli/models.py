@@ -1,5 +1,6 @@
 """Load a model to sample from: a model folder, the final model of a run, a bundled model or one from the hub."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,17 @@ def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
         what = f"{name}: LoRA weights, which have to be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
     try:
-        return path, AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+        return path, AutoTokenizer.from_pretrained(with_tokenizer(path), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
+
+
+def with_tokenizer(folder: Path) -> str:
+    """The folder, or the base model of an adapter that has no tokenizer of its own."""
+    adapter = folder / "adapter_config.json"
+    if not adapter.is_file() or any(folder.glob("tokenizer*")):
+        return str(folder)
+    return find_model(str(json.loads(adapter.read_bytes()).get("base_model_name_or_path")), "base_model_name_or_path")
 
 
 def load_lora(folder: Path) -> Any:

@@ -277,10 +277,10 @@ def export(
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from dew.cli.models import load_lora, load_weights
+    from dew.cli.models import load_lora, load_weights, with_tokenizer
 
     lora = (source / "adapter_config.json").is_file()
     model = load_lora(source) if lora else load_weights(AutoModelForCausalLM, source, dtype="auto")
     model.save_pretrained(str(to))
-    AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
+    AutoTokenizer.from_pretrained(with_tokenizer(source), trust_remote_code=False).save_pretrained(str(to))
     out.print(f"Model: {to}")

@@ -8,7 +8,6 @@ seeds: runs are added. A stack that was interrupted continues from STUDY/.stack.
 
 import math
 import platform
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -45,8 +44,6 @@ MEMORY_SHARE = 0.8
 CHECKPOINT_SECONDS = 480.0
 """Between states of a stack that are kept: so little is lost when a study is interrupted."""
 CHECKPOINT = ".stack.pt"
-ADAPTER = "adapter"
-"""The folder of a run's adapter."""
 PARTS = 20
 """Reports on the progress of a stack."""
 
@@ -209,24 +206,6 @@ def write_run(
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})
 
 
-def export(study: Path, arm: str, seed: int, target: Path) -> str:
-    """Copy the adapter of a run to a new folder; return the name of its base model. At several learning rates, the one
-    with the largest area is taken."""
-    runs = [r for r in load_study(study) if r.arm == arm and r.seed == seed]
-    if not runs:
-        arms = dict.fromkeys(r.arm for r in load_study(study))
-        what = f"{study} has no finished run of {arm} with seed {seed}."
-        raise ConfigError(Problem(what, remedy=f"Its arms are: {', '.join(arms)}."))
-    best = max(runs, key=lambda r: r.scores["area"])
-    source = Path(str(best.folder)) / ADAPTER
-    if not source.is_dir():
-        raise ConfigError(Problem(f"{best.folder} has no adapter.", remedy="Only runs with --model have one."))
-    if target.exists():
-        raise ConfigError(Problem(f"{target} exists.", remedy="Name a new folder."))
-    shutil.copytree(source, target)
-    return str(RunFolder(str(best.folder)).run()["warm_start"]["model"])
-
-
 @dataclass(frozen=True)
 class _Training:
     folder: Path
@@ -321,7 +300,7 @@ class _Training:
             cell, rule = _cell(task, stack.replicas[i]), stack.replicas[i].arm.algorithm
             own = {"algorithm": {"name": rule.name, "settings": asdict(rule)}, "uses_threshold": rule.uses_threshold}
             if hasattr(stack.policies, "save"):
-                stack.policies.save(i, self.folder / cell.home / ADAPTER)
+                stack.policies.save(i, self.folder / cell.home / "adapter")
             solved = [counts[i].tolist() for counts in stack.solved]
             write_run(self.folder, cell, facts | own, metrics[i], stack.records[i], solved=solved)
 
