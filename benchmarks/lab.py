@@ -81,7 +81,6 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--whole", action="store_true")
-    parser.add_argument("--warm-starts", type=Path, default=cache_folder("lab"))
     parser.add_argument("--write", type=Path, help="also write the table, as Markdown, to this file")
     options = parser.parse_args()
     device, settings = options.device, TinySettings(width=options.width, depth=options.depth)
@@ -98,7 +97,7 @@ def main() -> None:
     ]
     with numerics():
         began = time.perf_counter()
-        start = warm_start(TASKS["countdown-4"], options.width, options.depth, device, options.warm_starts, print)
+        start = warm_start(TASKS["countdown-4"], options.width, options.depth, device, cache_folder("lab"), print)
         print(f"warm start: {time.perf_counter() - began:.0f} s", start.scores, flush=True)
         for replicas in map(int, options.replicas.split(",")):
             try:
@@ -113,10 +112,7 @@ def main() -> None:
     if options.whole:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            study(
-                ARMS, output=Path(folder) / "study", settings=settings, warm_starts=options.warm_starts, seeds=11,
-                controls=False, device=device,
-            )  # fmt: skip
+            study(ARMS, output=Path(folder) / "study", settings=settings, seeds=11, device=device)
             lines += ["", f"A whole study, 132 runs: {time.perf_counter() - began:.0f} s."]
     text = "\n".join(lines) + "\n"
     print(text)

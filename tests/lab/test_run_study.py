@@ -43,7 +43,7 @@ def test_a_job_trains(tmp_path, monkeypatch):
     scores = {"pass@1": 0.1, "pass@16": 0.5, "steps": 1}
     monkeypatch.setattr(run_study, "warm_start", lambda *_: WarmStart(start, "none", scores))
     monkeypatch.setattr(script, "TinySettings", lambda **given: TinySettings(**{**given, **SMALL}))
-    options = argparse.Namespace(out=tmp_path, seeds=1, generations=None, warm_starts=tmp_path)
+    options = argparse.Namespace(out=tmp_path, seeds=1, generations=None)
     script.run(f"misreadings/{task}/0", options)
     found = load_study(tmp_path / "misreadings" / task / "0")
     assert len(found) == len(script.STEPS["misreadings"].arms)

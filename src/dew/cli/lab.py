@@ -12,12 +12,12 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json, show_markdown
+from dew.cli.console import out, show_markdown
 from dew.cli.flags import mapping
 from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
-from dew.run.records import finite
 
+QUICK_RATE = 2e-3
 TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like. Use --seeds 8 or more for a verdict."
 
 
@@ -34,16 +34,13 @@ def lab(
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5; 4e-5 with --model).")
     ] = None,
-    generations: Annotated[int | None, typer.Option(help="Generations per run (default 120; 30 with --model).")] = None,
     controls: Annotated[
         bool, typer.Option("--controls", help="Add every weighted arm without weights, and with permuted ones.")
     ] = False,
     settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
     benchmark: Annotated[bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
     """Compare credit rules over many training runs, paired by seed.
 
@@ -52,48 +49,35 @@ def lab(
     """
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
-    say = (lambda _: None) if as_json else out.print
     if quick:
-        say(TOO_FEW)
+        out.print(TOO_FEW)
     if benchmark:
-        if task or reward or seeds or first_seed or generations is not None or settings or as_json:
-            remedy = "Leave out all but --model, --learning-rate, --device, --out and --quick."
+        if task or reward or seeds or first_seed or settings:
+            remedy = "Leave out all but --model, --learning-rate, --out and --quick."
             raise ConfigError(Problem("--benchmark has its own task, seeds and settings.", remedy=remedy))
-        return _benchmark(arms or ["dew"], model, learning_rate, output, quick, device)
+        return _benchmark(arms or ["dew"], model, learning_rate, output, quick)
     if quick:
         model, task = model or "tiny", task or ["countdown"]
     given = mapping(settings, example="{group_size: 8}")
-    given |= {} if generations is None else {"generations": generations}
     of_task = given.pop("task_settings", {})
     if not model and (reward or of_task):
         remedy = "Name a model with --model, or leave it out."
         raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
-    _study(
-        arms or ["dapo", "dew"], output or Path("runs") / ("lab-quick" if quick else "lab"), as_json, model=model,
-        tasks=task or ["gsm8k" if model else "countdown-4"], reward=reward, task_settings=of_task, say=say,
-        seeds=seeds or (2 if quick else 8), first_seed=first_seed, controls=controls, device=device,
-        learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
-        settings=_settings(given, model, quick),
-    )  # fmt: skip
+    from dew.engines.lab import markdown, study
 
-
-QUICK_RATE = 2e-3
-
-
-def _study(arms: list[str], folder: Path, as_json: bool, **how: Any) -> None:
-    from dew.engines.lab import differences, markdown, study
-
-    with _progress(quiet=as_json) as progress:
-        found = study(arms, output=folder, progress=progress, **how)
+    folder = output or Path("runs") / ("lab-quick" if quick else "lab")
+    with _progress() as progress:
+        found = study(
+            arms or ["dapo", "dew"], output=folder, model=model, tasks=task or ["gsm8k" if model else "countdown-4"],
+            reward=reward, task_settings=of_task, seeds=seeds or (2 if quick else 8), first_seed=first_seed,
+            learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5], controls=controls,
+            settings=_settings(given, model, quick), say=out.print, progress=progress,
+        )  # fmt: skip
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
-    if as_json:
-        tasks = dict.fromkeys(result.task for result in found)
-        print_json([finite(d.to_json()) for task in tasks for d in differences(found, task)])
-    else:
-        out.print()
-        show_markdown(text)
-        out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+    out.print()
+    show_markdown(text)
+    out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
 
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
@@ -108,7 +92,7 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
 
 
 def _benchmark(
-    rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool, device: str
+    rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
 ) -> None:
     """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
     from dew.compare import verdicts
@@ -117,13 +101,13 @@ def _benchmark(
     from dew.report import benchmark
 
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
-    how: dict[str, Any] = {"say": out.print, "device": device, **({"model": model} if model else {})}
+    how: dict[str, Any] = {"say": out.print, **({"model": model} if model else {})}
     if quick:
         how |= {"model": model or "tiny", "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
     rates = rates or ([QUICK_RATE] if quick else list(benchmark.RATES))
     arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([benchmark.BASELINE, *rules])}
     texts = list(arms)
-    with _progress(quiet=False) as progress:
+    with _progress() as progress:
         how["progress"] = progress
         if len(rates) > 1:
             tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
@@ -145,12 +129,12 @@ def _benchmark(
 
 
 @contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
+def _progress() -> Iterator[Callable[[float, str], None]]:
     """A bar on a terminal; elsewhere a line at every quarter. Ctrl-C ends with how to resume."""
     text = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
     try:
-        if quiet or not out.is_terminal:
-            yield lambda share, line: out.print(line) if not quiet and (4 * share).is_integer() else None
+        if not out.is_terminal:
+            yield lambda share, line: out.print(line) if (4 * share).is_integer() else None
             return
         with Progress(BarColumn(16), text, console=out, transient=True) as bar:
             task = bar.add_task("", total=1.0, visible=False)

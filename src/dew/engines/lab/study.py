@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dew.compare import Result
 from dew.compare.grid import Cell, open_grid
@@ -80,9 +81,8 @@ def study(
     task_settings: Mapping[str, Any] | None = None,
     controls: bool = False,
     limit_seconds: float = math.inf,
-    device: str = "auto",
+    device: str = "",
     runs_at_once: int | None = None,
-    warm_starts: Path | str | None = None,
     say: Say = print,
     progress: Progress = lambda share, line: None,
 ) -> list[Result]:
@@ -93,6 +93,7 @@ def study(
     that weights tokens the same rule without the weights, and with the weights of each answer permuted.
     `differences` compares the arms of the result. After about `limit_seconds` training stops; what is not finished by
     then is left to the next call. `runs_at_once`: the most runs in a stack, else as many as fit into memory.
+    `device`: a GPU if there is one.
 
     With a `model`, a folder or a name on the hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
     `tasks`, `task_settings` and `reward` are those of `dew train`. Without, they train small policies.
@@ -101,19 +102,21 @@ def study(
     chosen = parse_arms(arms, learning_rates, controls=controls)
     if seeds < 1:
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
-    device, folder, of_model = _device(device), Path(output), {}
-    default: Settings
+    device, folder = device or ("cuda" if torch.cuda.is_available() else "cpu"), Path(output)
+    settings = settings or (TinySettings() if model is None else LoraSettings())
+    about = asdict(settings)
     if model is None:
         for name in tasks:
             get_task(name)  # an unknown one is an error
-        begin, default = _small_policies(device, warm_starts, say), TinySettings()
+        begin = partial(_small_policies, settings, device, say)
     else:
-        begin, default = _adapters(model, device, reward, task_settings or {})
-        of_model = {"model": model, "reward": reward, "task": task_settings}
-    about = {**asdict(settings or default), **of_model}
+        from dew.engines.lab.lora import load_base
+
+        about |= {"model": model, "reward": reward, "task": task_settings}
+        begin = partial(_adapters, settings, device, load_base(model, device), about)
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     cells = {_cell(name, replica): replica for name in tasks for replica in replicas}
-    training = _Training(folder, settings or default, device, {first_seed}, about, say, progress, until, runs_at_once)
+    training = _Training(folder, settings, device, {first_seed}, about, say, progress, until, runs_at_once)
     gpu = torch.cuda.device(device if device.startswith("cuda") else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
         todo = open_grid(folder, list(cells), about, finished=lambda run: run.run().get("status") == "done", say=say)
@@ -122,43 +125,37 @@ def study(
             say(f"All {len(cells)} runs are finished.")
         for name, of_task in groupby(todo, key=lambda cell: cell.task):
             if time.perf_counter() < until:
-                training.run(name, begin(name, settings or default), [cells[cell] for cell in of_task])
+                training.run(name, begin(name), [cells[cell] for cell in of_task])
         return load_study(folder)
 
 
-def _small_policies(device: str, folder: Path | str | None, say: Say) -> Callable[[str, Any], Start]:
-    def policies(parameters: Any, replicas: Sequence[Replica]) -> TinyPolicies:
-        return TinyPolicies(parameters, torch.tensor([x.arm.learning_rate for x in replicas], device=device))
+def _small_policies(settings: Any, device: str, say: Say, name: str) -> Start:
+    task = get_task(name)
+    start = warm_start(task, settings.width, settings.depth, device, cache_folder("lab"), say)
+    say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
 
-    def begin(name: str, settings: TinySettings) -> Start:
-        task = get_task(name)
-        start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder("lab")), say)
-        say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
-        facts = {"digest": start.digest, **start.scores}
-        return Start(partial(policies, start.parameters), task, facts, memory(task, settings))
+    def policies(replicas: Sequence[Replica]) -> TinyPolicies:
+        return TinyPolicies(start.parameters, _rates(replicas, device))
 
-    return begin
+    return Start(policies, task, {"digest": start.digest, **start.scores}, memory(task, settings))
 
 
-def _adapters(
-    model: str, device: str, reward: str | None, task_settings: Mapping[str, Any]
-) -> tuple[Callable[[str, Any], Start], Settings]:
-    from dew.engines.lab.lora import LoraPolicies, load_base
+def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> Start:
+    from dew.engines.lab.lora import LoraPolicies
     from dew.engines.lab.text import TextTask
 
-    base = load_base(model, device)
+    task = TextTask(name, base, settings.max_new_tokens, settings.eval_problems, about["reward"], about["task"])
+    ended = task.ended if device != "cpu" else None
 
-    def policies(task: TextTask, settings: LoraSettings, replicas: Sequence[Replica]) -> LoraPolicies:
-        rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-        ended, squares = task.ended if device != "cpu" else None, any(x.arm.algorithm.needs_sum_sq for x in replicas)
-        return LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings, ended, squares)
+    def policies(replicas: Sequence[Replica]) -> LoraPolicies:
+        seeds, squares = [x.seed for x in replicas], any(x.arm.algorithm.needs_sum_sq for x in replicas)
+        return LoraPolicies(base, task.prompt, seeds, _rates(replicas, device), settings, ended, squares)
 
-    def begin(name: str, settings: LoraSettings) -> Start:
-        task = TextTask(name, base, settings.max_new_tokens, settings.eval_problems, reward, task_settings)
-        facts = {"digest": base.digest, "model": model}
-        return Start(partial(policies, task, settings), task, facts, *base.memory(settings))
+    return Start(policies, task, {"digest": base.digest, "model": about["model"]}, *base.memory(settings))
 
-    return begin, LoraSettings()
+
+def _rates(replicas: Sequence[Replica], device: str) -> Tensor:
+    return torch.tensor([x.arm.learning_rate for x in replicas], device=device)
 
 
 def _cell(task: str, replica: Replica) -> Cell:
@@ -173,19 +170,6 @@ def _check_start(runs: Path, digest: str) -> None:
             what = f"{home}: started from policy {old}, new runs would start from {digest}."
             remedy = "Choose another folder, or restore the warm start."
             raise ConfigError(Problem(what, "They could not be paired.", remedy))
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        known = torch.empty(0, device=name).device.type in ("cpu", "cuda")
-    except (RuntimeError, AssertionError):  # an assertion where PyTorch has no CUDA
-        known = False
-    if not known:
-        what = f"device {name!r} is not known, or PyTorch sees no such GPU."
-        raise ConfigError(Problem(what, remedy="Give cpu, cuda or cuda:1, or leave --device out."))
-    return name
 
 
 def write_run(
@@ -227,7 +211,8 @@ class _Training:
         room = max(1, int((MEMORY_SHARE * _free(self.device) - start.shared) / start.each))
         size = math.ceil(len(todo) / math.ceil(len(todo) / min(room, self.most or len(todo))))
         memory = (start.shared + size * start.each) / 1e9
-        self.say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
+        runs = f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB"
+        self.say(f"{runs}. Ctrl-C stops; the same command resumes.")
         seconds = 0.0  # of a run; not known yet
         while todo and time.perf_counter() + seconds * min(size, len(todo)) < self.until:
             before = _checkpoint(self.folder, task, todo)
@@ -262,14 +247,7 @@ class _Training:
             stack.load(before["state"])
         first, saved = len(stack.history) + 1, began
         for number in range(first, generations + 1):
-            started = time.perf_counter()
             stack.generation(number - 1)
-            if number == first + 1:  # kernels are compiled and steps captured in the one before
-                stack.history[-1]["accuracy"].sum().item()  # waits for the device
-                s, each = stack.settings, time.perf_counter() - started
-                whole = generations + 0.4 * s.evaluations * s.eval_problems * s.eval_k / s.answers
-                minutes = each * (whole * (1 + waiting / runs) - number) / 60
-                self.say(f"About {minutes:.1f} min. Ctrl-C stops; the same command resumes.")
             if stack.settings.evaluated(number):
                 stack.evaluate(number)
             part = number * PARTS // generations
