@@ -528,12 +528,12 @@ def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monk
     whole = study(["dapo", "grpo"], output=tmp_path / "whole", **easy)
     monkeypatch.setattr(module, "memory", lambda *_: 0.3 * module._free("cpu"))  # two runs at a time
 
-    def interrupt(_, line):
-        if "; 0 runs after them" in line:
+    def interrupt(line):
+        if "; 0 runs wait" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        study(["dapo", "grpo"], output=tmp_path / "cut", progress=interrupt, **easy)
+        study(["dapo", "grpo"], output=tmp_path / "cut", **easy | {"say": interrupt})
     assert len(load_study(tmp_path / "cut")) == 2
     half = tmp_path / "cut" / EASY.name / "grpo-lr0.001-seed1"  # a run that was being written
     half.mkdir()

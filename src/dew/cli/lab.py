@@ -1,15 +1,11 @@
 """`dew lab`: does a credit rule help? Many paired runs at once, of small policies or of LoRA adapters on a model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
 
 from dew.cli.app import app
 from dew.cli.console import out, show_markdown
@@ -66,13 +62,12 @@ def lab(
     from dew.engines.lab import markdown, study
 
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
-    with _progress() as progress:
-        found = study(
-            arms or ["dapo", "dew"], output=folder, model=model, tasks=task or ["gsm8k" if model else "countdown-4"],
-            reward=reward, task_settings=of_task, seeds=seeds or (2 if quick else 8), first_seed=first_seed,
-            learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5], controls=controls,
-            settings=_settings(given, model, quick), say=out.print, progress=progress,
-        )  # fmt: skip
+    found = study(
+        arms or ["dapo", "dew"], output=folder, model=model, tasks=task or ["gsm8k" if model else "countdown-4"],
+        reward=reward, task_settings=of_task, seeds=seeds or (2 if quick else 8), first_seed=first_seed,
+        learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5], controls=controls,
+        settings=_settings(given, model, quick), say=out.print,
+    )  # fmt: skip
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     out.print()
@@ -107,13 +102,11 @@ def _benchmark(
     rates = rates or ([QUICK_RATE] if quick else list(benchmark.RATES))
     arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([benchmark.BASELINE, *rules])}
     texts = list(arms)
-    with _progress() as progress:
-        how["progress"] = progress
-        if len(rates) > 1:
-            tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
-            best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
-            texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
-        found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
+    if len(rates) > 1:
+        tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
+        best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
+        texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
+    found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
     alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
     own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
@@ -126,18 +119,3 @@ def _benchmark(
     write_atomically(folder / "benchmark.svg", benchmark.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode())
     show_markdown(text)
     out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float, str], None]]:
-    """A bar on a terminal; elsewhere a line at every quarter. Ctrl-C ends with how to resume."""
-    text = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
-    try:
-        if not out.is_terminal:
-            yield lambda share, line: out.print(line) if (4 * share).is_integer() else None
-            return
-        with Progress(BarColumn(16), text, console=out, transient=True) as bar:
-            task = bar.add_task("", total=1.0, visible=False)
-            yield lambda share, line: bar.update(task, completed=share, description=line, visible=True)
-    except KeyboardInterrupt:
-        raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None

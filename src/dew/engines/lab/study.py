@@ -45,12 +45,10 @@ MEMORY_SHARE = 0.8
 CHECKPOINT_SECONDS = 480.0
 """Between states of a stack that are kept: so little is lost when a study is interrupted."""
 CHECKPOINT = ".stack.pt"
-PARTS = 20
-"""Reports on the progress of a stack."""
+PARTS = 10
+"""Lines on the progress of a stack."""
 
 Say = Callable[[str], None]
-Progress = Callable[[float, str], None]
-"""Gets the share of the current stack that is trained, and a line about the study."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ def study(
     device: str = "",
     runs_at_once: int | None = None,
     say: Say = print,
-    progress: Progress = lambda share, line: None,
 ) -> list[Result]:
     """Train every arm at every learning rate with every seed on every task; the first arm is the baseline.
 
@@ -116,7 +113,7 @@ def study(
         begin = partial(_adapters, settings, device, load_base(model, device), about)
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     cells = {_cell(name, replica): replica for name in tasks for replica in replicas}
-    training = _Training(folder, settings, device, {first_seed}, about, say, progress, until, runs_at_once)
+    training = _Training(folder, settings, device, {first_seed}, about, say, until, runs_at_once)
     gpu = torch.cuda.device(device if device.startswith("cuda") else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
         todo = open_grid(folder, list(cells), about, finished=lambda run: run.run().get("status") == "done", say=say)
@@ -199,7 +196,6 @@ class _Training:
     """Seeds whose tokens are kept."""
     about: Json
     say: Say
-    progress: Progress
     until: float
     """When training stops, in seconds of the clock."""
     most: int | None
@@ -250,13 +246,12 @@ class _Training:
             stack.generation(number - 1)
             if stack.settings.evaluated(number):
                 stack.evaluate(number)
-            part = number * PARTS // generations
-            if part > (number - 1) * PARTS // generations:  # reading the accuracy waits for the device
-                line = f"{stack.task.name}: {runs} runs at generation {number} of {generations}, accuracy "
-                line += f"{stack.history[-1]['accuracy'].mean().item():.3f}; {waiting} runs after them; about "
+            if number * PARTS // generations > (number - 1) * PARTS // generations:
+                accuracy = stack.history[-1]["accuracy"].mean().item()  # waits for the device
                 each = (time.perf_counter() - began) / (number - first + 1)
-                left = each * ((1 + waiting / runs) * generations - number)
-                self.progress(part / PARTS, f"{line}{left / 60:.1f} min left")
+                left = each * ((1 + waiting / runs) * generations - number) / 60
+                line = f"{stack.task.name}: generation {number} of {generations}, accuracy {accuracy:.3f}"
+                self.say(f"{line}; {waiting} runs wait; {left:.1f} min left")
             now = time.perf_counter()
             if number < generations and (now > self.until or now - saved > CHECKPOINT_SECONDS):
                 _save(self.folder, task, stack)
