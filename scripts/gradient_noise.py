@@ -141,7 +141,7 @@ def gradients(stack: Stack, team: Team, batch: dict[str, Any]) -> list[Tensor]:
             if team.algorithm.needs_entropy == "current":
                 given["entropy"] = entropy
             given |= {name: x[take, rows] for name, x in trained.items()}
-            policies.backward(team.loss(logp, given, given.pop("advantages"), divisors).sum())
+            policies.adam.backward(team.loss(logp, given, given.pop("advantages"), divisors).sum())
         found.append(policies.adam.gradients.clone())
         policies.adam.gradients.zero_()
     return found

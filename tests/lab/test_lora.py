@@ -186,7 +186,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_trainer(algorithm, tmp_path)
     part, count = loss_part(batch, logp[0], entropy[0]), batch["divisor"] * share
     loss = trainer.algorithm.loss(logp[0], part, batch["advantages"], count=count)[0]
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    policies.backward(loss)
+    policies.adam.backward(loss)
     largest = max(p.grad.abs().max() for p in policies.parameters.values())
     assert largest > 1e-3, "a batch without gradient proves nothing"
     for name, layer in policies.layers.items():
@@ -230,6 +230,19 @@ def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypa
     task._process.popen.kill()  # then they are judged here
     task.ended([0, 1], tokens[0, :2])
     assert task.rewards(answers, facts).tolist() == [[0.25] * 3]
+
+
+def test_a_reward_function_is_called_as_in_training(tmp_path):
+    """With token ids and the columns of the data. What is not a finite number counts as 0."""
+    code = "def score(completions, completion_ids, prompts, answer, **_):\n"
+    code += "    return [{1: None, 2: float('inf')}.get(len(ids), len(ids)) for ids in completion_ids]\n"
+    (tmp_path / "mine.py").write_text(code)
+    base = as_base("tiny", *_tiny(model_folder("tiny")))
+    task = TextTask("countdown", base, 12, 4, f"{tmp_path}/mine.py:score")
+    mask = torch.arange(3) < torch.tensor([[1], [2], [3]])
+    tokens = torch.where(mask, 5, -1)[None]
+    answers = Answers(tokens, tokens * 0.0, tokens * 0.0, mask[None])
+    assert task.rewards(answers, torch.tensor([[[0]]])).tolist() == [[0.0, 0.0, 3.0]]
 
 
 def test_the_kl_divergence_is_that_from_the_base_model():
@@ -477,7 +490,7 @@ def test_on_a_gpu_the_kernels_train_as_plain_pytorch_does(family):
         fresh = stack(["dapo", "gtpo"], [1, 2], family)
         for x in (run, fresh):
             p, t, m = (z.to(x.policies.device) for z in (prompts, given[1], given[2]))
-            x.policies.backward(x.policies.score(p, t, m)[0].square().sum())
+            x.policies.adam.backward(x.policies.score(p, t, m)[0].square().sum())
         for name, x in run.policies.parameters.items():
             expected = fresh.policies.parameters[name].grad
             error = (x.grad.cpu() - expected).norm() / expected.norm().clamp_min(1e-6)

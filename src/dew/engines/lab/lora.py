@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dew.compare.sampling import end_tokens
 from dew.decoding import Decoder, Draw, refusal, replaced
 from dew.engines.lab.adapters import Rows, fuse, stack_adapters
 from dew.engines.lab.settings import LoraSettings
@@ -137,9 +138,7 @@ def as_base(name: str, model: Any, tokenizer: Any) -> Base:
     if why or not isinstance(head, Head):
         remedy = "Choose a dense model such as Qwen2, Qwen3, Llama or SmolLM2, or train it with `dew compare`."
         raise ConfigError(Problem(f"{name}: the lab cannot stack adapters on this model: {why}.", remedy=remedy))
-    ends = model.generation_config.eos_token_id
-    ends = tokenizer.eos_token_id if ends is None else ends
-    return Base(name, model, tokenizer, tuple(ends) if isinstance(ends, list | tuple) else (ends,), head)
+    return Base(name, model, tokenizer, end_tokens(model, tokenizer), head)
 
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,9 +242,6 @@ class LoraPolicies:
         """(R, b, T) log π₀ of the tokens: those of the model without adapters, which all runs start from."""
         with replaced([(some, "scale", 0.0) for some in self.joined]):
             return self.score(problems, tokens, mask)[0]
-
-    def backward(self, loss: Tensor) -> None:
-        self.adam.backward(loss)
 
     def step(self) -> Tensor:
         """Take an optimizer step; return (R,) gradient norms before clipping."""

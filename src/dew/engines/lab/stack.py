@@ -123,7 +123,7 @@ class Stack:
                     trained = {name: x.flatten(1, 2) for name, x in credit.items() if name in TRAINED}
                     given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
                     total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[at]).sum()
-                self.policies.backward(total)
+                self.policies.adam.backward(total)
             norms.append(self.policies.step())
         norm = torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
         return norm, drift / compared.clamp_min(1)

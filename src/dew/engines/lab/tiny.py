@@ -166,9 +166,6 @@ class TinyPolicies:
         logits = forward(self.parameters, torch.cat([problems, tokens[..., :-1]], -1), last=tokens.shape[-1])
         return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
 
-    def backward(self, loss: Tensor) -> None:
-        self.adam.backward(loss)
-
     def step(self) -> Tensor:
         return self.adam.step()
 
