@@ -221,7 +221,7 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert "Choose one of: 0." in dew("explain", tmp_path / "mine", "--step", 5, "--group", 7)[2]
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
     code, _, err = dew("explain", tmp_path)
-    assert code == 1 and f"Give one of its runs: {tmp_path / 'mine'}." in err
+    assert code == 1 and f"Give one of its runs, e.g. {tmp_path / 'mine'}." in err
 
 
 def test_black_text_is_readable_on_every_credit():

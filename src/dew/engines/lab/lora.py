@@ -114,14 +114,14 @@ class Base:
         return width * config.num_hidden_layers * self.model.dtype.itemsize
 
 
-def load_base(name: str, device: str, dtype: torch.dtype | None = None) -> Base:
+def load_base(name: str, device: str) -> Base:
     """From a folder, the hub or the models that come with dew; in bfloat16 on a GPU, else in float32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     path = find_model(name, "--model")
-    dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(

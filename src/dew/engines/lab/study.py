@@ -250,8 +250,8 @@ class _Training:
                 accuracy = stack.history[-1]["accuracy"].mean().item()  # waits for the device
                 each = (time.perf_counter() - began) / (number - first + 1)
                 left = each * ((1 + waiting / runs) * generations - number) / 60
-                line = f"{stack.task.name}: generation {number} of {generations}, accuracy {accuracy:.3f}"
-                self.say(f"{line}; {waiting} runs wait; {left:.1f} min left")
+                line = f"{stack.task.name}: generation {number} of {generations}, accuracy {accuracy:.3f}; "
+                self.say(f"{line}{f'{waiting} runs wait; ' * (waiting > 0)}{left:.1f} min left")
             now = time.perf_counter()
             if number < generations and (now > self.until or now - saved > CHECKPOINT_SECONDS):
                 _save(self.folder, task, stack)

@@ -77,7 +77,6 @@ def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callab
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
     order = generator(task.name, "order", device=device)
     probe = task.problems(PROBED, generator("probe"), device=device)[0]
-    test = task.problems(TESTED, generator("held-out"), device=device)[0]
     answers = partial(sample, parameters)
 
     def noise(number: int, purpose: str, rows: int) -> Tensor:
@@ -98,7 +97,7 @@ def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callab
             say(f"{task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})")
             if now >= TARGET:
                 break
-    solved = solve(task, answers, test, 16, 512, partial(noise, 0))
+    solved = solve(task, answers, task.held_out(TESTED, device), 16, 512, partial(noise, 0))
     scores = {"pass@1": solved.float().mean().item(), "pass@16": solved.any(2).float().mean().item(), "steps": step}
     final = {name: p.detach().cpu() for name, p in parameters.items()}
     digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in final.values())).hexdigest()[:12]
