@@ -97,11 +97,13 @@ def main() -> None:
     ]
     with numerics():
         began = time.perf_counter()
-        start = warm_start(TASKS["countdown-4"], options.width, options.depth, device, cache_folder("lab"), print)
-        print(f"warm start: {time.perf_counter() - began:.0f} s", start.scores, flush=True)
+        start, facts = warm_start(
+            TASKS["countdown-4"], options.width, options.depth, device, cache_folder("lab"), print
+        )
+        print(f"warm start: {time.perf_counter() - began:.0f} s", facts, flush=True)
         for replicas in map(int, options.replicas.split(",")):
             try:
-                lines.append(stack_row(replicas, settings, start.parameters, device))
+                lines.append(stack_row(replicas, settings, start, device))
             except torch.OutOfMemoryError:
                 lines.append(f"| {replicas} | does not fit | | | | | |")
             print(lines[-1], flush=True)

@@ -1,7 +1,7 @@
 """Token records of a run: the answers of some groups, with the credit of each token."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,24 +29,22 @@ def group_records(
         shaped[signal] = algorithm.rewards(Rollouts(**{name: x[signal] for name, x in given.items()})).float()
     correct, extra = algorithm.correct(rollouts), algorithm.extra(rollouts)
     plain = grpo_advantages(rows["reward"] + extra)
-    by_token = {name: rows[name] for name in ("tokens", "entropy", "logp", "advantages")} | {"shaped": shaped}
+    by_token = {"entropy": rows["entropy"], "logp": rows["logp"], "shaped": shaped, "advantage": rows["advantages"]}
     found = []
     for p in (~signal).int().argsort(stable=True)[:GROUPS].tolist():
         answers = []
         for g, length in enumerate(rollouts.lengths[p].tolist()):
-            own = {name: x[p, g, :length].tolist() for name, x in by_token.items()}
+            tokens = rows["tokens"][p, g, :length].tolist()
+            own: dict[str, Any] = {name: x[p, g, :length].tolist() for name, x in by_token.items()}
             answers.append(
                 AnswerRecord(
-                    tokens=task.symbols(own["tokens"]),
+                    tokens=task.symbols(tokens),
                     correct=bool(correct[p, g]),
                     reward=float(rows["reward"][p, g]),
                     extra=float(extra[p, g]),
-                    truncated=not task.ends(own["tokens"][-1]),
-                    entropy=own["entropy"],
-                    logp=own["logp"],
-                    shaped=own["shaped"],
-                    advantage=own["advantages"],
+                    truncated=not task.ends(tokens[-1]),
                     grpo=[float(plain[p, g])] * length,
+                    **own,
                 )
             )
         prompt, gold = task.describe(problems[p])

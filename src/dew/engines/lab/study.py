@@ -128,13 +128,13 @@ def study(
 
 def _small_policies(settings: Any, device: str, say: Say, name: str) -> Start:
     task = get_task(name)
-    start = warm_start(task, settings.width, settings.depth, device, cache_folder("lab"), say)
-    say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
+    parameters, facts = warm_start(task, settings.width, settings.depth, device, cache_folder("lab"), say)
+    say(f"{name}: starts at pass@1 {facts['pass@1']:.3f}, pass@16 {facts['pass@16']:.3f}.")
 
     def policies(replicas: Sequence[Replica]) -> TinyPolicies:
-        return TinyPolicies(start.parameters, _rates(replicas, device))
+        return TinyPolicies(parameters, _rates(replicas, device))
 
-    return Start(policies, task, {"digest": start.digest, **start.scores}, memory(task, settings))
+    return Start(policies, task, facts, memory(task, settings))
 
 
 def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> Start:
