@@ -145,7 +145,7 @@ def as_base(name: str, model: Any, tokenizer: Any) -> Base:
 
 
 class LoraPolicies:
-    """R adapters on one model, with learning rates of their own; the same interface as `tiny.Policies`."""
+    """R adapters on one model, with learning rates of their own; the same interface as `TinyPolicies`."""
 
     noise = (2,)
     refills = True

@@ -148,7 +148,9 @@ class TinyPolicies:
     """R policies that start from the same parameters and train with learning rates of their own."""
 
     noise = ()
+    """Axes of the uniform numbers that decide one token."""
     refills = False
+    """Whether any number of answers can be sampled in one call: when some end, others take their places."""
 
     def __init__(self, start: Parameters, rates: Tensor) -> None:
         self.parameters = {n: p.to(rates.device).repeat(len(rates), 1, 1).requires_grad_() for n, p in start.items()}
@@ -158,15 +160,18 @@ class TinyPolicies:
         return sample(self.parameters, problems, uniforms)
 
     def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
+        """In which parts the rows of an optimizer step are scored."""
         return [slice(None)]
 
     def score(
         self, problems: Tensor, tokens: Tensor, mask: Tensor, *, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
+        """(R, b, T) log π of the tokens, and the entropies, without gradient."""
         logits = forward(self.parameters, torch.cat([problems, tokens[..., :-1]], -1), last=tokens.shape[-1])
         return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
 
     def step(self) -> Tensor:
+        """Take an optimizer step; return (R,) gradient norms before clipping."""
         return self.adam.step()
 
     def state(self) -> dict[str, Any]:
