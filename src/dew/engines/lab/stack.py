@@ -64,23 +64,18 @@ class Stack:
     def generation(self, number: int) -> None:
         """Sample, judge, give credit, update and record; `number` counts from 0."""
         s = self.settings
-        random = [generator(seed, "problems", number) for seed in self.seeds]
-        problems = self.task.problems(s.prompts, *random, device=self.device)[self.seed_of]
-        answers = self.policies.sample(problems.prompt, self._noise(number, "answers", s.answers))
-        reward = self.task.rewards(answers, problems.facts)
-        mask, G, correct = answers.mask, s.group_size, reward > CORRECT
-        rows = {name: x for name, x in {**answers._asdict(), "reward": reward}.items() if x is not None}
-        grouped = {name: x.unflatten(1, (s.prompts, G)) for name, x in rows.items()}
-        credits = [team.credit({name: x[team.rows] for name, x in grouped.items()}) for team in self.teams]
+        problems, answers, rows = self.sample(number)
+        mask, correct = answers.mask, rows["reward"] > CORRECT
+        credits = [team.credit({name: x[team.rows] for name, x in rows.items()}) for team in self.teams]
         signal, flipped = (torch.cat([credit[name] for credit in credits]) for name in ("signal", "flipped"))
-        live = mask & signal.repeat_interleave(G, 1)[..., None]
+        live = mask & signal.repeat_interleave(s.group_size, 1)[..., None]
         norm, drift = self._update(problems, answers, credits, live, self._uniforms("order", number, s.answers))
         metrics = {
-            "accuracy": correct.float().mean(1),
+            "accuracy": correct.float().mean((1, 2)),
             "entropy": (answers.entropy * mask).sum((1, 2)) / mask.sum((1, 2)),
             "length/mean": mask.sum((1, 2)) / s.answers,
             "credit/flipped_share": flipped.sum((1, 2, 3)) / live.sum((1, 2)).clamp_min(1),
-            "groups/mixed_share": has_signal(correct.unflatten(1, (s.prompts, G))).float().mean(1),
+            "groups/mixed_share": has_signal(correct).float().mean(1),
             "length/truncated_share": mask.all(-1).float().mean(1),
             "sampling/logp_difference": drift,
             "grad_norm": norm,
@@ -89,7 +84,16 @@ class Stack:
             metrics["kl"] = self._kl(problems, answers)
         self.history.append(metrics)
         if number + 1 in (1, (s.generations + 1) // 2, s.generations):
-            self._record(number + 1, problems, grouped, credits)
+            self._record(number + 1, problems, rows, credits)
+
+    def sample(self, number: int) -> tuple[Problems, Answers, dict[str, Tensor]]:
+        """Problems, answers, and the fields of `Rollouts`, with axes (R, P, G[, T])."""
+        P, G = self.settings.prompts, self.settings.group_size
+        random = [generator(seed, "problems", number) for seed in self.seeds]
+        problems = self.task.problems(P, *random, device=self.device)[self.seed_of]
+        answers = self.policies.sample(problems.prompt, self._noise(number, "answers", P * G))
+        rows = {**answers._asdict(), "reward": self.task.rewards(answers, problems.facts)}
+        return problems, answers, {name: x.unflatten(1, (P, G)) for name, x in rows.items() if x is not None}
 
     def _update(
         self, problems: Problems, answers: Answers, credits: Sequence[dict[str, Tensor]], live: Tensor, noise: Tensor
