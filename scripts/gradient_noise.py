@@ -102,7 +102,7 @@ def load_adapter(policies: LoraPolicies, folder: Path) -> None:
         for name, layer in policies.layers.items():
             layer.a.copy_(weights[f"base_model.model.{name}.lora_A.weight"].T.to(layer.a))
             layer.b.copy_(weights[f"base_model.model.{name}.lora_B.weight"].to(layer.b))
-    policies.refresh()
+    policies.adam.changed()
 
 
 def gradients(

@@ -22,7 +22,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.compare.sampling import end_tokens
 from dew.decoding import Decoder, Draw, refusal, replaced
-from dew.engines.lab.adapters import Rows, fuse, stack_adapters
+from dew.engines.lab.adapters import Joined, Rows, fuse, stack_adapters
 from dew.engines.lab.settings import LoraSettings
 from dew.engines.lab.tasks import Answers
 from dew.engines.lab.tiny import Adam
@@ -165,7 +165,7 @@ class LoraPolicies:
         self.joined = list({id(x.joined): x.joined for x in self.layers.values()}.values())
         named = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in ("a", "b")}
         self.parameters: dict[str, Tensor] = named
-        self.adam = Adam(named, rates, BETAS)
+        self.adam = Adam(named, rates, BETAS, partial(_refresh, self.joined))
         self.parts = fuse(base.model)
         draw = Draw(sum_sq=sum_sq)
         self.decoder = Decoder(base.model, draw, ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)
@@ -243,25 +243,6 @@ class LoraPolicies:
         with replaced([(some, "scale", 0.0) for some in self.joined]):
             return self.score(problems, tokens, mask)[0]
 
-    def step(self) -> Tensor:
-        """Take an optimizer step; return (R,) gradient norms before clipping."""
-        norm = self.adam.step()
-        self.refresh()
-        return norm
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy the adapters to what kernels read."""
-        own = [x for some in self.joined for x in (*some.a, *some.b)]
-        torch._foreach_copy_([x for some in self.joined for x in some.parts], own)
-
-    def state(self) -> dict[str, Any]:
-        return {"adam": self.adam.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.adam.load(state["adam"])
-        self.refresh()
-
     def save(self, replica: int, folder: Path) -> None:
         """Write a replica's adapter in PEFT's format."""
         from safetensors.torch import save_file
@@ -279,6 +260,13 @@ class LoraPolicies:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: x.cpu() for name, x in weights.items()}, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(about, indent=1))
+
+
+@torch.no_grad()
+def _refresh(layers: Sequence[Joined]) -> None:
+    """Copy the adapters to what kernels read."""
+    own = [x for some in layers for x in (*some.a, *some.b)]
+    torch._foreach_copy_([x for some in layers for x in some.parts], own)
 
 
 def _runs(sizes: Tensor, total: int) -> tuple[Tensor, Tensor]:

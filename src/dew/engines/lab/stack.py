@@ -128,7 +128,7 @@ class Stack:
                     given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
                     total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[at]).sum()
                 self.policies.adam.backward(total)
-            norms.append(self.policies.step())
+            norms.append(self.policies.adam.step())
         norm = torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
         return norm, drift / compared.clamp_min(1)
 
@@ -170,10 +170,10 @@ class Stack:
     def state(self) -> dict[str, Any]:
         """What a stack that was interrupted needs to continue."""
         kept = {"history": self.history, "solved": self.solved, "records": [list(x) for x in self.records]}
-        return {"policies": self.policies.state(), **kept}
+        return {"policies": {"adam": self.policies.adam.state()}, **kept}
 
     def load(self, state: dict[str, Any]) -> None:
-        self.policies.load(state["policies"])
+        self.policies.adam.load(state["policies"]["adam"])
         self.history, self.solved, self.records = state["history"], state["solved"], state["records"]
 
     def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:

@@ -6,7 +6,7 @@ Axes besides those of the library: R replicas, B answers of a replica, L prompt 
 import importlib.util
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -170,16 +170,6 @@ class TinyPolicies:
         logits = forward(self.parameters, torch.cat([problems, tokens[..., :-1]], -1), last=tokens.shape[-1])
         return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
 
-    def step(self) -> Tensor:
-        """Take an optimizer step; return (R,) gradient norms before clipping."""
-        return self.adam.step()
-
-    def state(self) -> dict[str, Any]:
-        return {"adam": self.adam.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.adam.load(state["adam"])
-
 
 class Adam:
     """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated.
@@ -187,8 +177,12 @@ class Adam:
     The parameters become parts of one tensor, (R, N), and so do their gradients: an operation serves all of them.
     """
 
-    def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = BETAS) -> None:
-        self.rates, self.betas, self.steps = rates, betas, torch.zeros_like(rates)
+    def __init__(
+        self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = BETAS,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`changed` is called when the parameters have changed."""
+        self.rates, self.betas, self.steps, self.changed = rates, betas, torch.zeros_like(rates), changed
         self.parameters = list(parameters.values())
         sizes = [p[0].numel() for p in self.parameters]
         aligned = [n + -n % ALIGNED for n in sizes]
@@ -220,6 +214,7 @@ class Adam:
         root = torch.sqrt(self.second, out=g).div_((1 - b2**count).sqrt()).add_(1e-8)
         self.values.sub_(torch.div(self.first, root, out=root).mul_(self.rates[:, None] * active / (1 - b1**count)))
         self.gradients.zero_()
+        self.changed()
         return norm
 
     def state(self) -> list[Tensor]:
@@ -230,6 +225,7 @@ class Adam:
     def load(self, state: list[Tensor]) -> None:
         for own, kept in zip(self.state(), state, strict=True):
             own.copy_(kept)
+        self.changed()
 
 
 @contextmanager
