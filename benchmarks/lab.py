@@ -22,10 +22,11 @@ import torch
 
 from dew.engines.lab import TASKS, TinySettings, study
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.stack import Replica, Stack, judge
+from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.tasks import generator
 from dew.engines.lab.tiny import TinyPolicies, numerics
-from dew.engines.lab.warm_start import cache_folder, warm_start
+from dew.engines.lab.warm_start import warm_start
+from dew.files import cache_folder
 
 ARMS = ["dapo", "gtpo", "gtpo(alpha2=0.5)", "gtpo(alpha2=1.0)", "gtpo(pool=joint)", "gtpo(compare=row)", "grpo", "gspo",
         "dr_grpo", "grpo_s", "forking_tokens", "entropy_advantage"]  # fmt: skip
@@ -57,7 +58,7 @@ def stack_row(replicas: int, settings: TinySettings, start: dict[str, torch.Tens
     uniforms = torch.rand(replicas, settings.answers, stack.task.tokens, device=device)
     answers = stack.policies.sample(problems.prompt, uniforms)
     sampling = seconds(lambda: stack.policies.sample(problems.prompt, uniforms), device)
-    verdicts = seconds(lambda: judge(stack.task, answers, problems.facts), device)
+    verdicts = seconds(lambda: stack.task.rewards(answers, problems.facts), device)
     memory = f"{torch.cuda.max_memory_allocated() / 2**30:.1f}" if device == "cuda" else ""
     numbers = f"{whole:.3f} | {sampling:.3f} | {verdicts:.3f} | {whole / replicas:.4f}"
     return f"| {replicas} | {numbers} | {replicas * settings.answers / whole:,.0f} | {memory} |"
@@ -80,7 +81,6 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--whole", action="store_true")
-    parser.add_argument("--warm-starts", type=Path, default=cache_folder())
     parser.add_argument("--write", type=Path, help="also write the table, as Markdown, to this file")
     options = parser.parse_args()
     device, settings = options.device, TinySettings(width=options.width, depth=options.depth)
@@ -97,11 +97,13 @@ def main() -> None:
     ]
     with numerics():
         began = time.perf_counter()
-        start = warm_start(TASKS["countdown-4"], options.width, options.depth, device, options.warm_starts, print)
-        print(f"warm start: {time.perf_counter() - began:.0f} s", start.scores, flush=True)
+        start, facts = warm_start(
+            TASKS["countdown-4"], options.width, options.depth, device, cache_folder("lab"), print
+        )
+        print(f"warm start: {time.perf_counter() - began:.0f} s", facts, flush=True)
         for replicas in map(int, options.replicas.split(",")):
             try:
-                lines.append(stack_row(replicas, settings, start.parameters, device))
+                lines.append(stack_row(replicas, settings, start, device))
             except torch.OutOfMemoryError:
                 lines.append(f"| {replicas} | does not fit | | | | | |")
             print(lines[-1], flush=True)
@@ -112,10 +114,7 @@ def main() -> None:
     if options.whole:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
-            study(
-                ARMS, output=Path(folder) / "study", settings=settings, warm_starts=options.warm_starts, seeds=11,
-                controls=False, device=device,
-            )  # fmt: skip
+            study(ARMS, output=Path(folder) / "study", settings=settings, seeds=11, device=device)
             lines += ["", f"A whole study, 132 runs: {time.perf_counter() - began:.0f} s."]
     text = "\n".join(lines) + "\n"
     print(text)

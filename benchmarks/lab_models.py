@@ -22,9 +22,9 @@ from typing import Any
 import torch
 import transformers
 
-from dew.engines.lab import study
+from dew.engines.lab import LoraSettings, study
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.lora import Base, LoraPolicies, LoraSettings, load_base
+from dew.engines.lab.lora import Base, LoraPolicies, load_base
 from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.text import TextTask
 from dew.engines.lab.tiny import numerics

@@ -208,8 +208,7 @@ def run(options: argparse.Namespace) -> None:
                 model=model.name if local else options.model or b.TASKS[task].model,
                 limit_seconds=left,
                 runs_at_once=options.runs_at_once,
-                say=say,
-                progress=lambda share, line: (keep(), say(line)) if (4 * share).is_integer() else None,
+                say=lambda line: (keep(), say(line)),
             )
         keep()
 

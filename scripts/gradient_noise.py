@@ -30,9 +30,12 @@ from torch import Tensor
 from dew.compare.statistics import holm, t_test
 from dew.compare.verdicts import markdown_table
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.lora import LoraPolicies, LoraSettings, load_base
-from dew.engines.lab.stack import Replica, Stack, Team, judge
-from dew.engines.lab.tasks import generator
+from dew.engines.lab.credit import Team
+from dew.engines.lab.lora import LoraPolicies, load_base
+from dew.engines.lab.scores import CORRECT
+from dew.engines.lab.settings import LoraSettings
+from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.tasks import Answers, Problems
 from dew.engines.lab.text import TextTask
 from dew.engines.lab.tiny import numerics
 
@@ -62,15 +65,15 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     arm = parse_arms(["dapo"], [1e-5], controls=False)[0]
     stack = Stack(task, policies, [Replica(arm, options.first_seed + i) for i in range(n)], settings, device)
     with numerics():
-        batch = sample(stack)
+        problems, answers, rows = stack.sample(0)
         reference, other = None, None
         gpu = torch.cuda.get_device_name() if device == "cuda" else "CPU"
         found: dict[str, Any] = {"date": str(date.today()), "machine": gpu, "torch": torch.__version__}
         found |= {"model": options.model, "task": options.task, "adapter": bool(options.adapter)}
-        found |= {"accuracy": batch["accuracy"], "rules": {}}
+        found |= {"accuracy": float((rows["reward"] > CORRECT).float().mean()), "rules": {}}
         for name, algorithm in zip(rules, algorithms, strict=True):
             team = Team(replace(algorithm, max_tokens=task.tokens), slice(0, n), settings.group_size, task.tokens)
-            halves = gradients(stack, team, batch)
+            halves = gradients(stack, team, problems, answers, rows)
             whole = halves[0] + halves[1]
             if reference is None or other is None:  # the sum over all batches, less each one's own
                 reference, other = whole, whole.sum(0)
@@ -97,26 +100,15 @@ def load_adapter(policies: LoraPolicies, folder: Path) -> None:
         for name, layer in policies.layers.items():
             layer.a.copy_(weights[f"base_model.model.{name}.lora_A.weight"].T.to(layer.a))
             layer.b.copy_(weights[f"base_model.model.{name}.lora_B.weight"].to(layer.b))
-    policies.refresh()
+    policies.adam.changed()
 
 
-def sample(stack: Stack) -> dict[str, Any]:
-    s, task, policies = stack.settings, stack.task, stack.policies
-    random = [generator(seed, "problems", 0) for seed in stack.seeds]
-    problems = task.problems(s.prompts, *random, device=stack.device)[stack.seed_of]
-    uniforms = stack._uniforms("answers", 0, s.answers, task.tokens, *policies.noise)
-    answers = policies.sample(problems.prompt, uniforms)
-    reward = judge(task, answers, problems.facts)
-    rows = {name: x for name, x in {**answers._asdict(), "reward": reward}.items() if x is not None}
-    grouped = {name: x.unflatten(1, (s.prompts, s.group_size)) for name, x in rows.items()}
-    accuracy = float((reward > 0.5).float().mean())
-    return {"prompt": problems.prompt, "answers": answers, "grouped": grouped, "accuracy": accuracy}
-
-
-def gradients(stack: Stack, team: Team, batch: dict[str, Any]) -> list[Tensor]:
+def gradients(
+    stack: Stack, team: Team, problems: Problems, answers: Answers, grouped: dict[str, Tensor]
+) -> list[Tensor]:
     """(R, D) gradients of a rule's loss on either half of the problems of each batch."""
-    s, answers, policies = stack.settings, batch["answers"], stack.policies
-    credit = team.credit(batch["grouped"])
+    s, policies = stack.settings, stack.policies
+    credit = team.credit(grouped)
     live = answers.mask & credit["signal"].repeat_interleave(s.group_size, 1)[..., None]
     sizes = torch.stack([live.sum((1, 2)), live.any(-1).sum(1)], 1).tolist()
     divisors = torch.tensor([team.algorithm.divisor(*x) for x in sizes], device=live.device).clamp_min(1)
@@ -127,7 +119,7 @@ def gradients(stack: Stack, team: Team, batch: dict[str, Any]) -> list[Tensor]:
         most = int(live[:, half].any(-1).sum(1).max())
         take = torch.arange(len(live), device=live.device)[:, None]
         lengths = live.sum(-1)[take, order[:, :most]]
-        prompts = batch["prompt"][take, order[:, :most] // s.group_size]
+        prompts = problems.prompt[take, order[:, :most] // s.group_size]
         for part in policies.passes(prompts, lengths):
             rows = order[:, :most][:, part]
             if not rows.numel():  # no group of this half has signal, in any batch
@@ -138,7 +130,7 @@ def gradients(stack: Stack, team: Team, batch: dict[str, Any]) -> list[Tensor]:
             if team.algorithm.needs_entropy == "current":
                 given["entropy"] = entropy
             given |= {name: x[take, rows] for name, x in trained.items()}
-            policies.backward(team.loss(logp, given, given.pop("advantages"), divisors).sum())
+            policies.adam.backward(team.loss(logp, given, given.pop("advantages"), divisors).sum())
         found.append(policies.adam.gradients.clone())
         policies.adam.gradients.zero_()
     return found

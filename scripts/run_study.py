@@ -165,7 +165,6 @@ def run(job: str, options: argparse.Namespace) -> None:
         learning_rates=step.rates or [RATES[task]],
         settings=TinySettings(**given),
         controls=False,
-        warm_starts=options.warm_starts,
         say=lambda _: None,
     )
     print(f"{job}: {len(found)} runs, {perf_counter() - began:.0f} s", flush=True)
@@ -180,7 +179,6 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=3, help="processes at the same time")
     parser.add_argument("--seeds", type=int, help="fewer seeds a job, for a trial")
     parser.add_argument("--generations", type=int, help="fewer for a trial")
-    parser.add_argument("--warm-starts", type=Path)
     options = parser.parse_args()
     if options.list:
         total = 0

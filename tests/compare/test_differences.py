@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dew.compare import Result, compare_runs, corrected, paired, read_result, verdicts
-from dew.compare.grid import Cell, finish, open_grid, read_grid
+from dew.compare.grid import Cell, open_grid, read_grid
 from dew.compare.sampling import Sampled, Sampling
 from dew.compare.scores import ScoredProblem, Scores
 from dew.compare.statistics import holm, mean_interval, t_test
@@ -185,6 +185,10 @@ def test_the_tables_by_hand():
 
 
 # ── Grids ─────────────────────────────────────────────────────────────────────────────────────────────────
+def finish(folder, cell):
+    RunFolder(folder / cell.home).write_run(cell.facts())
+
+
 def test_a_grid_returns_what_is_not_finished(tmp_path):
     cells = [Cell(arm, seed) for seed in (0, 1) for arm in ("dapo", "gtpo(alpha2=0.5)")]
     assert open_grid(tmp_path / "g", cells, {"max_steps": 5}) == cells

@@ -38,15 +38,13 @@ def test_vllm_samples_from_an_adapter_of_the_lab(tmp_path):
     from vllm.lora.request import LoRARequest
 
     from dew.compare import load_vllm
-    from dew.engines.lab import study
-    from dew.engines.lab.lora import LoraSettings
-    from dew.engines.lab.study import export
+    from dew.engines.lab import LoraSettings, study
     from dew.tasks import TINY, task
 
     settings = LoraSettings(prompts=16, generations=4, eval_problems=1, evaluations=1, max_new_tokens=28, rank=8)
     how = {"model": "tiny", "tasks": ["countdown"], "seeds": 1, "learning_rates": [1e-2], "settings": settings}
-    study(["dapo"], output=tmp_path / "study", device="cpu", **how)
-    export(tmp_path / "study", "dapo", 0, tmp_path / "best")
+    (run,) = study(["dapo"], output=tmp_path / "study", device="cpu", **how)
+    adapter = str(run.folder / "adapter")
     tokenizer = AutoTokenizer.from_pretrained(str(TINY))
     prompts = [tokenizer(row["prompt"]).input_ids for row in task("countdown").rows(32, split="held_out")]
     params = SamplingParams(temperature=0, max_tokens=28)
@@ -54,9 +52,9 @@ def test_vllm_samples_from_an_adapter_of_the_lab(tmp_path):
     given = [{"prompt_token_ids": ids} for ids in prompts]
     base, theirs = (
         [list(found.outputs[0].token_ids) for found in llm.generate(given, params, use_tqdm=False, **more)]
-        for more in ({}, {"lora_request": LoRARequest("best", 1, str(tmp_path / "best"))})
+        for more in ({}, {"lora_request": LoRARequest("best", 1, adapter)})
     )
-    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(str(TINY)), str(tmp_path / "best"))
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(str(TINY)), adapter)
     ours = [
         model.generate(input_ids=torch.tensor([ids]), do_sample=False, max_new_tokens=28)[0, len(ids) :].tolist()
         for ids in prompts

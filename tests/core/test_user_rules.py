@@ -75,6 +75,7 @@ def test_dew_lab_does_not_call_a_study_done_if_the_rule_misbehaves(rule, dew, de
     rule(
         "calls = []", f"calls.append(0)\n        if len(calls) < 3: return super().advantages(rollouts)\n        {deed}"
     )
-    code, out, err = dew("lab", "--quick", "dapo", "rule.py:Mine", "--seeds", "1", "--generations", "2", "-o", "study")
+    few = ["--seeds", "1", "--settings", "{generations: 2}"]
+    code, out, err = dew("lab", "--quick", "dapo", "rule.py:Mine", *few, "-o", "study")
     assert code == 1 and err.count("error: ") == 1 and "rule.py, line 1" in " ".join(err.split())
     assert "\x1b[2J" not in out + err and not [*tmp_path.rglob("run.json"), *tmp_path.rglob("summary.md")]

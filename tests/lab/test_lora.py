@@ -11,10 +11,11 @@ from tests.support import trl_tiny
 
 from dew.algorithms.base import Part
 from dew.algorithms.credit import give_credit
-from dew.engines.lab import differences, load_study, markdown, study
+from dew.engines.lab import LoraSettings, differences, load_study, markdown, study
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.lora import Base, LoraPolicies, LoraSettings, as_base
-from dew.engines.lab.stack import Answers, Replica, Stack
+from dew.engines.lab.lora import Base, LoraPolicies, as_base
+from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.tasks import Answers
 from dew.engines.lab.text import TextTask
 from dew.rewards import verifier
 from dew.rollouts import Rollouts
@@ -185,7 +186,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_trainer(algorithm, tmp_path)
     part, count = loss_part(batch, logp[0], entropy[0]), batch["divisor"] * share
     loss = trainer.algorithm.loss(logp[0], part, batch["advantages"], count=count)[0]
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
-    policies.backward(loss)
+    policies.adam.backward(loss)
     largest = max(p.grad.abs().max() for p in policies.parameters.values())
     assert largest > 1e-3, "a batch without gradient proves nothing"
     for name, layer in policies.layers.items():
@@ -229,6 +230,19 @@ def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypa
     task._process.popen.kill()  # then they are judged here
     task.ended([0, 1], tokens[0, :2])
     assert task.rewards(answers, facts).tolist() == [[0.25] * 3]
+
+
+def test_a_reward_function_is_called_as_in_training(tmp_path):
+    """With token ids and the columns of the data. What is not a finite number counts as 0."""
+    code = "def score(completions, completion_ids, prompts, answer, **_):\n"
+    code += "    return [{1: None, 2: float('inf')}.get(len(ids), len(ids)) for ids in completion_ids]\n"
+    (tmp_path / "mine.py").write_text(code)
+    base = as_base("tiny", *_tiny(model_folder("tiny")))
+    task = TextTask("countdown", base, 12, 4, f"{tmp_path}/mine.py:score")
+    mask = torch.arange(3) < torch.tensor([[1], [2], [3]])
+    tokens = torch.where(mask, 5, -1)[None]
+    answers = Answers(tokens, tokens * 0.0, tokens * 0.0, mask[None])
+    assert task.rewards(answers, torch.tensor([[[0]]])).tolist() == [[0.0, 0.0, 3.0]]
 
 
 def test_the_kl_divergence_is_that_from_the_base_model():
@@ -392,17 +406,17 @@ def load_or_none(folder):
     return [path for path in folder.rglob("run.json")]
 
 
-def test_an_adapter_is_exported_for_peft(finished, tmp_path, dew):
+def test_the_adapter_of_a_run_loads_with_peft_and_its_run_is_exported_and_evaluated(finished, tmp_path, dew):
     from peft import AutoPeftModelForCausalLM
     from transformers import AutoTokenizer
 
-    dew("lab", "export", finished, "gtpo", "0", tmp_path / "best")
-    loaded = AutoPeftModelForCausalLM.from_pretrained(str(tmp_path / "best")).eval()
+    run = finished / "countdown" / "gtpo-lr0.001-seed0"
+    loaded = AutoPeftModelForCausalLM.from_pretrained(str(run / "adapter")).eval()
     base = as_base("tiny", *_tiny(model_folder("tiny")))
     policies = LoraPolicies(base, lambda i: [], [0], torch.tensor([1e-3]), FAST)
     from safetensors.torch import load_file
 
-    stored = load_file(tmp_path / "best" / "adapter_model.safetensors")
+    stored = load_file(run / "adapter" / "adapter_model.safetensors")
     for name, layer in policies.layers.items():
         layer.a.data.copy_(stored[f"base_model.model.{name}.lora_A.weight"].T[None])
         layer.b.data.copy_(stored[f"base_model.model.{name}.lora_B.weight"][None])
@@ -416,6 +430,12 @@ def test_an_adapter_is_exported_for_peft(finished, tmp_path, dew):
         policies.rows.arrange(torch.zeros(1, dtype=torch.long), width)
     assert torch.equal(base.model.generate(**ids, **greedy), expected)
     torch.testing.assert_close(base.model(**ids).logits, loaded(**ids).logits, rtol=1e-4, atol=1e-4)
+    code, _, err = dew("export", run, tmp_path / "best")  # the same, merged, and with the base's tokenizer
+    merged, tokenizer = _tiny(tmp_path / "best")
+    assert code == 0 and tokenizer("3").input_ids, err
+    torch.testing.assert_close(merged(**ids).logits, loaded(**ids).logits, rtol=1e-4, atol=1e-4)
+    code, out, err = dew("eval", run, "--task", "countdown", "--problems", "2", "-k", "1", "--max-new-tokens", "4")
+    assert code == 0 and "pass@1" in out, err
 
 
 def _tiny(folder):
@@ -470,7 +490,7 @@ def test_on_a_gpu_the_kernels_train_as_plain_pytorch_does(family):
         fresh = stack(["dapo", "gtpo"], [1, 2], family)
         for x in (run, fresh):
             p, t, m = (z.to(x.policies.device) for z in (prompts, given[1], given[2]))
-            x.policies.backward(x.policies.score(p, t, m)[0].square().sum())
+            x.policies.adam.backward(x.policies.score(p, t, m)[0].square().sum())
         for name, x in run.policies.parameters.items():
             expected = fresh.policies.parameters[name].grad
             error = (x.grad.cpu() - expected).norm() / expected.norm().clamp_min(1e-6)

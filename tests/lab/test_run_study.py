@@ -14,7 +14,6 @@ from dew.engines.lab import TinySettings, load_study
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.tasks import generator, get_task
 from dew.engines.lab.tiny import new_policy
-from dew.engines.lab.warm_start import WarmStart
 from dew.run.folder import RunFolder
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -40,10 +39,10 @@ def test_a_job_trains(tmp_path, monkeypatch):
     easy = dataclasses.replace(get_task(task), verdict=lambda answers, facts: (answers == 3).any(1))
     monkeypatch.setattr(run_study, "get_task", lambda _: easy)
     start = new_policy(32, 1, easy.prompt_length + easy.tokens, generator(0))
-    scores = {"pass@1": 0.1, "pass@16": 0.5, "steps": 1}
-    monkeypatch.setattr(run_study, "warm_start", lambda *_: WarmStart(start, "none", scores))
+    facts = {"digest": "none", "pass@1": 0.1, "pass@16": 0.5, "steps": 1}
+    monkeypatch.setattr(run_study, "warm_start", lambda *_: (start, facts))
     monkeypatch.setattr(script, "TinySettings", lambda **given: TinySettings(**{**given, **SMALL}))
-    options = argparse.Namespace(out=tmp_path, seeds=1, generations=None, warm_starts=tmp_path)
+    options = argparse.Namespace(out=tmp_path, seeds=1, generations=None)
     script.run(f"misreadings/{task}/0", options)
     found = load_study(tmp_path / "misreadings" / task / "0")
     assert len(found) == len(script.STEPS["misreadings"].arms)

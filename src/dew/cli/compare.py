@@ -20,7 +20,7 @@ from dew.errors import ConfigError, Problem
 from dew.files import write_atomically
 from dew.rewards.process import cores
 from dew.run.config import Run, to_yaml
-from dew.run.folder import lock
+from dew.run.folder import RunFolder, lock
 from dew.run.permission import check_permission
 from dew.run.records import finite
 
@@ -126,7 +126,7 @@ def train_grid(
     """
     from dew.algorithms import parse_algorithm, source_digest
     from dew.compare import read_result
-    from dew.compare.grid import Cell, finish, open_grid
+    from dew.compare.grid import Cell, open_grid
 
     say: Callable[[str], None] = (lambda _: None) if quiet else out.print
     sources = {name: source_digest(type(parse_algorithm(word))) for name, word in algorithms.items() if ":" in word}
@@ -142,7 +142,7 @@ def train_grid(
     numbers = count(total - len(todo) + 1)
 
     def ended(child: Child) -> None:
-        finish(folder, cell_of[child.folder])
+        RunFolder(child.folder).write_run(cell_of[child.folder].facts())
         child.view.poll()
         if not every:
             say(f"[{next(numbers)}/{total}] {child.view.line()}")

@@ -1,7 +1,7 @@
 """The console that every command prints to: errors, tables of checks, JSON, and tokens coloured by credit.
 
 Anything printed may contain text of a model or of somebody else's file. So square brackets are never markup, and no
-control character of the text reaches the terminal, only rich's own colours and cursor moves.
+control character of the text reaches the terminal, only rich's own colours.
 """
 
 import json

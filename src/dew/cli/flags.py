@@ -11,7 +11,7 @@ import typer
 from dew.cli.recipes import get
 from dew.errors import ConfigError, Problem
 from dew.rewards.user_function import is_user_function
-from dew.run.config import OWN_KEYS, Run, Settings, flat, make_run, merged, parse_yaml, read_run
+from dew.run.config import Run, Settings, flat, make_run, merged, parse_yaml, read_run
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands whose further flags are settings."""
@@ -31,8 +31,7 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     run = read_run(config if config.exists() else get(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
-    # The errors of what was typed name the command line.
-    make_run({key: keys[key] for key in (*OWN_KEYS, *settings) if key in keys}, source="command line")
+    make_run(keys, source="command line")  # without what was typed there was no error
     if "verl" in settings:
         keys["verl"] = merged(flat(run.verl), flat(settings["verl"]))
         if keys["engine"] != "verl":

@@ -1,23 +1,19 @@
 """`dew lab`: does a credit rule help? Many paired runs at once, of small policies or of LoRA adapters on a model."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json, show_markdown
+from dew.cli.console import out, show_markdown
 from dew.cli.flags import mapping
 from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
-from dew.run.records import finite
 
+QUICK_RATE = 2e-3
 TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like. Use --seeds 8 or more for a verdict."
 
 
@@ -34,81 +30,56 @@ def lab(
     learning_rate: Annotated[
         list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5; 4e-5 with --model).")
     ] = None,
-    generations: Annotated[int | None, typer.Option(help="Generations per run (default 120; 30 with --model).")] = None,
     controls: Annotated[
         bool, typer.Option("--controls", help="Add every weighted arm without weights, and with permuted ones.")
     ] = False,
     settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")] = "auto",
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
     benchmark: Annotated[bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the differences as JSON.")] = False,
 ) -> None:
     """Compare credit rules over many training runs, paired by seed.
 
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
     runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
-    `dew lab export STUDY ARM SEED FOLDER` copies the adapter of a run on a model, in PEFT's format.
     """
-    if arms and arms[0] == "export":
-        return _export(arms[1:])
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
-    say = (lambda _: None) if as_json else out.print
     if quick:
-        say(TOO_FEW)
+        out.print(TOO_FEW)
     if benchmark:
-        if task or reward or seeds or first_seed or generations is not None or settings or as_json:
-            remedy = "Leave out all but --model, --learning-rate, --device, --out and --quick."
+        if task or reward or seeds or first_seed or settings:
+            remedy = "Leave out all but --model, --learning-rate, --out and --quick."
             raise ConfigError(Problem("--benchmark has its own task, seeds and settings.", remedy=remedy))
-        return _benchmark(arms or ["dew"], model, learning_rate, output, quick, device)
+        return _benchmark(arms or ["dew"], model, learning_rate, output, quick)
     if quick:
         model, task = model or "tiny", task or ["countdown"]
     given = mapping(settings, example="{group_size: 8}")
-    given |= {} if generations is None else {"generations": generations}
     of_task = given.pop("task_settings", {})
     if not model and (reward or of_task):
         remedy = "Name a model with --model, or leave it out."
         raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
-    _study(
-        arms or ["dapo", "dew"], output or Path("runs") / ("lab-quick" if quick else "lab"), as_json, model=model,
-        tasks=task or ["gsm8k" if model else "countdown-4"], reward=reward, task_settings=of_task, say=say,
-        seeds=seeds or (2 if quick else 8), first_seed=first_seed, controls=controls, device=device,
-        learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5],
-        settings=_settings(given, model, quick),
+    from dew.engines.lab import markdown, study
+
+    folder = output or Path("runs") / ("lab-quick" if quick else "lab")
+    found = study(
+        arms or ["dapo", "dew"], output=folder, model=model, tasks=task or ["gsm8k" if model else "countdown-4"],
+        reward=reward, task_settings=of_task, seeds=seeds or (2 if quick else 8), first_seed=first_seed,
+        learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5], controls=controls,
+        settings=_settings(given, model, quick), say=out.print,
     )  # fmt: skip
-
-
-QUICK_RATE = 2e-3
-
-
-def _study(arms: list[str], folder: Path, as_json: bool, **how: Any) -> None:
-    from dew.engines.lab import differences, markdown, study
-
-    with _progress(quiet=as_json) as progress:
-        found = study(arms, output=folder, progress=progress, **how)
     text = markdown(found)
     write_atomically(folder / "summary.md", f"{text}\n".encode())
-    if as_json:
-        tasks = dict.fromkeys(result.task for result in found)
-        print_json([finite(d.to_json()) for task in tasks for d in differences(found, task)])
-    else:
-        out.print()
-        show_markdown(text)
-        out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+    out.print()
+    show_markdown(text)
+    out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
 
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
     """Those that were typed, and the defaults of the kind of policy."""
-    if model:
-        from dew.engines.lab.lora import QUICK, LoraSettings
+    from dew.engines.lab.settings import QUICK, LoraSettings, TinySettings
 
-        kind: Any = QUICK if quick else LoraSettings()
-    else:
-        from dew.engines.lab import TinySettings
-
-        kind = TinySettings()
+    kind = QUICK if quick else LoraSettings() if model else TinySettings()
     known = [*(field.name for field in fields(kind)), "task_settings"]
     if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
         raise ConfigError(wrong)
@@ -116,28 +87,26 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
 
 
 def _benchmark(
-    rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool, device: str
+    rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
 ) -> None:
     """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
-    from dew.engines.lab.lora import QUICK
+    from dew.engines.lab.settings import QUICK
     from dew.report import benchmark
 
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
-    how: dict[str, Any] = {"say": out.print, "device": device, **({"model": model} if model else {})}
+    how: dict[str, Any] = {"say": out.print, **({"model": model} if model else {})}
     if quick:
         how |= {"model": model or "tiny", "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
     rates = rates or ([QUICK_RATE] if quick else list(benchmark.RATES))
     arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([benchmark.BASELINE, *rules])}
     texts = list(arms)
-    with _progress(quiet=False) as progress:
-        how["progress"] = progress
-        if len(rates) > 1:
-            tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
-            best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
-            texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
-        found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
+    if len(rates) > 1:
+        tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
+        best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
+        texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
+    found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
     alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
     own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
@@ -150,30 +119,3 @@ def _benchmark(
     write_atomically(folder / "benchmark.svg", benchmark.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode())
     show_markdown(text)
     out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
-
-
-def _export(words: list[str]) -> None:
-    """STUDY ARM SEED FOLDER."""
-    from dew.engines.lab.study import export
-
-    if len(words) != 4 or not words[2].isdecimal():
-        remedy = "Write: dew lab export STUDY ARM SEED FOLDER, e.g. dew lab export runs/lab dew 0 best"
-        raise ConfigError(Problem("export takes a study, an arm, a seed and a new folder.", remedy=remedy))
-    study, arm, seed, target = words
-    base = export(Path(study), arm, int(seed), Path(target))
-    out.print(f"{target}: a PEFT adapter for {base}.")
-
-
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[float, str], None]]:
-    """A bar on a terminal; elsewhere a line at every quarter. Ctrl-C ends with how to resume."""
-    text = TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold"))
-    try:
-        if quiet or not out.is_terminal:
-            yield lambda share, line: out.print(line) if not quiet and (4 * share).is_integer() else None
-            return
-        with Progress(BarColumn(16), text, console=out, transient=True) as bar:
-            task = bar.add_task("", total=1.0, visible=False)
-            yield lambda share, line: bar.update(task, completed=share, description=line, visible=True)
-    except KeyboardInterrupt:
-        raise typer.Abort("Interrupted; finished stacks of runs are kept. Re-run the same command to resume.") from None

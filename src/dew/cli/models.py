@@ -1,5 +1,6 @@
 """Load a model to sample from: a model folder, the final model of a run, a bundled model or one from the hub."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +22,21 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     """
     path, tokenizer = load_tokenizer(name, engine)
     import torch
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
 
     from dew.compare import load_vllm
     from dew.decoding import SamplingCopy
 
-    try:
-        if engine == "vllm":
-            return load_vllm(str(path)), tokenizer
-        lora = (path / "adapter_config.json").is_file()
-        model = load_lora(path) if lora else load_weights(AutoModelForCausalLM, path, dtype="auto")
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(not_loaded("model", name, error)) from None
+    if engine == "vllm":
+        return load_vllm(str(path)), tokenizer
+    model = load_weights(path)
     if not torch.cuda.is_available():
         return model, tokenizer
     cast = torch.bfloat16 if model.dtype == torch.float32 else None
     return SamplingCopy(model.to("cuda"), cast).model, tokenizer
 
 
-def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
-    """(where the model is: a folder or a hub name, its tokenizer)."""
+def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
+    """(where the model is: a folder or a hub name, its tokenizer). Adapters of the lab have that of their base."""
     if engine not in ENGINES:
         raise ConfigError(Problem(f"engine: {engine!r} is unknown.", remedy=f"Choose one of: {', '.join(ENGINES)}."))
     from transformers import AutoTokenizer
@@ -52,26 +47,35 @@ def load_tokenizer(name: str, engine: str) -> tuple[Path, Any]:
     path = found or Path(find_model(name, "model"))
     if found:
         check_model(name, found)
-    if engine == "vllm" and (path / "adapter_config.json").is_file():
+    adapter, source = path / "adapter_config.json", str(path)
+    if engine == "vllm" and adapter.is_file():
         what = f"{name}: LoRA weights, which have to be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
     try:
-        return path, AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        if adapter.is_file() and not any(path.glob("tokenizer*")):
+            source = find_model(str(json.loads(adapter.read_bytes())["base_model_name_or_path"]), str(adapter))
+        return path, AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(not_loaded("model", name, error)) from None
 
 
-def load_lora(folder: Path) -> Any:
-    from peft import AutoPeftModelForCausalLM
-
-    return load_weights(AutoPeftModelForCausalLM, folder).merge_and_unload()
-
-
-def load_weights(cls: Any, folder: Path, **settings: Any) -> Any:
+def load_weights(folder: Path) -> Any:
+    """A model with the precision of its weights; LoRA weights are merged."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    return cls.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True, **settings)
+    try:
+        if (folder / "adapter_config.json").is_file():
+            from peft import AutoPeftModelForCausalLM as Peft
+
+            return Peft.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True).merge_and_unload()
+        return AutoModelForCausalLM.from_pretrained(
+            str(folder), trust_remote_code=False, use_safetensors=True, dtype="auto"
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(not_loaded("model", str(folder), error)) from None
 
 
 def no_model(folder: Path) -> Problem:

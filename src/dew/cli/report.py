@@ -91,6 +91,7 @@ def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
 
 def _read(source: Path, step: int | None) -> list[GroupRecord]:
     """The groups of a file, of a step, or a sample of all of a run's."""
+    from dew.compare.results import run_folders
     from dew.report.readers import read_sample
 
     if not source.is_dir():
@@ -100,9 +101,9 @@ def _read(source: Path, step: int | None) -> list[GroupRecord]:
         return read_records(record_path(source, step))
     files = RunFolder(source).record_files()
     if not files:
-        runs = sorted(f.parent for f in source.glob("*/run.json"))
+        runs = run_folders(source)[:3]
         remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
-        remedy = f"Give one of its runs: {', '.join(map(str, runs))}." if runs else remedy
+        remedy = f"Give one of its runs, e.g. {', '.join(map(str, runs))}." if runs else remedy
         raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
     groups, _, damaged = read_sample(files)
     if not groups:

@@ -10,7 +10,7 @@ import typer
 from dew.cli.app import app
 from dew.cli.console import out, print_json, printable
 from dew.cli.flags import PASS_ON, Untrusted, load_run
-from dew.cli.models import LATEST, merge_command, no_model
+from dew.cli.models import LATEST, load_tokenizer, load_weights, merge_command, no_model
 from dew.cli.runs import Child, RunView, followed, run_all
 from dew.errors import ConfigError, EngineError, Problem
 from dew.files import stay_inside, sweep, write_atomically
@@ -275,12 +275,6 @@ def export(
     make_folder(to)
     if any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from dew.cli.models import load_lora, load_weights
-
-    lora = (source / "adapter_config.json").is_file()
-    model = load_lora(source) if lora else load_weights(AutoModelForCausalLM, source, dtype="auto")
-    model.save_pretrained(str(to))
-    AutoTokenizer.from_pretrained(str(source), trust_remote_code=False).save_pretrained(str(to))
+    for part in (load_tokenizer(str(source))[1], load_weights(source)):
+        part.save_pretrained(str(to))
     out.print(f"Model: {to}")

@@ -3,8 +3,8 @@
     STUDY/grid.json             what all runs share, and the arms, the baseline first
     STUDY/[TASK/]ARM-seed0/     a run folder for each cell
 
-Whoever trains the runs, in processes or in stacks, calls `open_grid`, trains what it returns, and calls `finish` after
-each run.
+Whoever trains the runs, in processes or in stacks, calls `open_grid`, trains what it returns, and writes the facts of
+the cell to its run.json.
 """
 
 import json
@@ -95,11 +95,6 @@ def read_grid(folder: Path) -> dict[str, Any]:
         return {"settings": dict(found["settings"]), "arms": list(found["arms"]), "sources": dict(found["sources"])}
     except (ValueError, TypeError, LookupError, RecursionError):
         raise RecordError(Problem(f"{path}: not the JSON that dew writes.", remedy="Copy it again.")) from None
-
-
-def finish(folder: Path, cell: Cell) -> None:
-    """Write what the run's folder does not yet say: its arm."""
-    RunFolder(folder / cell.home).write_run(cell.facts())
 
 
 def _set_aside(folder: Path, old: Mapping[str, str], new: Mapping[str, str], say: Callable[[str], None]) -> None:

@@ -59,9 +59,7 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
         return _sample_with_vllm(model, ids, sampling)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    eos = model.generation_config.eos_token_id
-    eos = tokenizer.eos_token_id if eos is None else eos
-    ends = set(eos) if isinstance(eos, list | tuple) else {eos}
+    ends = end_tokens(model, tokenizer)
     draw = _drawing(model, tokenizer, sampling, ends)
     was_training = model.training
     model.eval()
@@ -74,6 +72,13 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     model.train(was_training)
     answers = {i: flat[place * k : (place + 1) * k] for place, i in enumerate(order)}
     return [answers[i] for i in range(len(ids))]
+
+
+def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end an answer."""
+    eos = model.generation_config.eos_token_id
+    eos = tokenizer.eos_token_id if eos is None else eos
+    return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
 
 
 def prompt_text(tokenizer: Any, prompt: Any) -> str:
@@ -91,7 +96,7 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
     return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]  # a chat template adds its own
 
 
-def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: set[int]) -> Callable[..., Any]:
+def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: Sequence[int]) -> Callable[..., Any]:
     """Token ids of prompts -> those of one answer to each, by dew's decoder or, where it cannot, by `generate`."""
     from dew.decoding import Decoder, Draw, refusal
 
@@ -122,7 +127,7 @@ def _generate(model: Any, tokenizer: Any, sampling: Sampling, ids: list[list[int
     return output[:, inputs["input_ids"].shape[1] :].tolist()
 
 
-def _cut(rows: list[list[int]], tokenizer: Any, ends: set[int]) -> list[Sampled]:
+def _cut(rows: list[list[int]], tokenizer: Any, ends: Sequence[int]) -> list[Sampled]:
     lengths = [next((i + 1 for i, token in enumerate(row) if token in ends), None) for row in rows]
     answers = [row[:length] for row, length in zip(rows, lengths, strict=True)]
     texts = tokenizer.batch_decode(answers, skip_special_tokens=True)

@@ -19,7 +19,7 @@ from typing import Any
 from dew.compare import Difference, Result, corrected, paired
 from dew.compare.statistics import SIGNIFICANT
 from dew.compare.verdicts import markdown_table, signed
-from dew.engines.lab import load_study, study
+from dew.engines.lab import LoraSettings, load_study, study
 from dew.engines.lab.arms import parse_arms
 
 # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,8 +92,6 @@ STAGES = {
 
 def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: Any) -> list[Result]:
     """Train arms on a task with the settings of a stage, or with other arguments of `study`."""
-    from dew.engines.lab.lora import LoraSettings
-
     of, where = STAGES[stage], TASKS[task]
     how: dict[str, Any] = {"model": where.model, "tasks": [where.name], "task_settings": where.settings}
     how |= {"seeds": of.seeds[task], "first_seed": of.first_seed}

@@ -94,9 +94,10 @@ class RunFolder:
         return dict(sorted(((int(step), path) for step, path in found if step.isdecimal()), reverse=True))
 
     def model(self) -> Path | None:
-        """The final model: `model/`, the folder itself if Python code saved it there, or the newest checkpoint."""
+        """The final model: `model/`, the lab's `adapter/`, the folder itself if Python code saved it there, or the
+        newest checkpoint."""
         saved = [path for path in self.checkpoints().values() if (path / "trainer_state.json").is_file()]
-        places = [self.path / "model", self.path, *saved[:1]]
+        places = [self.path / "model", self.path / "adapter", self.path, *saved[:1]]
         return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
 
     def used(self) -> bool:

@@ -4,7 +4,6 @@ Rows of a product are sorted by replica. Each gets the product with the base wei
 Layers that read the same input are one product. On a GPU `lora_kernels` computes them.
 """
 
-import importlib.util
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dew.engines.lab.tasks import generator
+from dew.engines.lab.tiny import HAS_TRITON
 from dew.errors import ConfigError, Problem
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None
 TILE, COLUMNS = 64, 64
 """Rows of a tile, and of what the widths of joined layers are multiples; see `lora_kernels`."""
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))

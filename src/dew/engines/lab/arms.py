@@ -7,7 +7,7 @@ import torch
 
 from dew.algorithms import Algorithm, parse_algorithm, source_digest
 from dew.algorithms.credit import give_credit
-from dew.engines.lab.tasks import generator
+from dew.engines.lab.credit import random_rollouts
 from dew.errors import ConfigError, DewError, Problem
 from dew.rollouts import Rollouts
 
@@ -92,17 +92,3 @@ def _check(algorithm: Algorithm, rates: Sequence[float | str]) -> list[float]:
         what = f"learning rate {', '.join(map(str, rates))}."
         raise ConfigError(Problem(what, remedy="Give a number between 0 and 1, such as 3e-5."))
     return found
-
-
-def random_rollouts(G: int, T: int) -> list[dict[str, torch.Tensor]]:
-    """Of two replicas with four groups each, the first without signal; once with high and once with low entropy,
-    because some rules weight tokens only there."""
-    random = generator("rollouts", 0)
-    mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
-    reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
-    reward[:, 0], reward[:, 1:, 0], reward[:, 1:, 1] = 0, 0, 1
-    scale = torch.tensor([-6.0, 2.0, 1.0]).view(3, 1, 1, 1, 1)
-    logp, entropy, sum_sq = torch.rand(3, 2, 4, G, T, generator=random) * scale
-    tokens = torch.randint(0, 4, mask.shape, generator=random)
-    found = {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "tokens": tokens}
-    return [found, found | {"entropy": entropy / 10}]

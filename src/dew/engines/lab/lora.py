@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from dew.compare.sampling import end_tokens
 from dew.decoding import Decoder, Draw, refusal, replaced
-from dew.engines.lab.adapters import Rows, fuse, stack_adapters
-from dew.engines.lab.stack import Answers, Settings
+from dew.engines.lab.adapters import Joined, Rows, fuse, stack_adapters
+from dew.engines.lab.settings import LoraSettings
+from dew.engines.lab.tasks import Answers
 from dew.engines.lab.tiny import Adam
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.kernels import Head, linear_logprob_entropy, plain_head
@@ -38,37 +40,6 @@ PASS_SHARE = 0.5
 """Of a GPU's memory: the rest is for adapters and the cache."""
 PROMPT = 256
 """Tokens of a prompt that the estimate of memory allows for."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings(Settings):
-    """What all runs of a study on a language model share."""
-
-    group_size: int = 8
-    prompts: int = 16
-    generations: int = 30
-    eval_problems: int = 512
-    eval_k: int = 4
-    max_new_tokens: int = 512
-    """Maximum length of an answer."""
-    rank: int = 16
-    alpha: float = 32.0
-    """Adapters are scaled by alpha / rank."""
-    target_modules: str = "all"
-    """Names of the linear layers with adapters, e.g. "q_proj,v_proj"; "all" but the head."""
-    pass_tokens: int = 49_152
-    """Tokens in one pass of an update, at most: fewer if a GPU has less memory."""
-
-    @property
-    def spacing(self) -> float:
-        """Generations between evaluations: the mean of the last few is the score."""
-        return max(1.0, self.generations / 10)
-
-
-QUICK = LoraSettings(
-    prompts=8, optimizer_steps=2, generations=20, eval_problems=32, eval_k=4, evaluations=2, max_new_tokens=48, rank=8,
-    alpha=16.0, pass_tokens=8192,
-)  # fmt: skip
 
 
 def packed_attention(
@@ -143,14 +114,14 @@ class Base:
         return width * config.num_hidden_layers * self.model.dtype.itemsize
 
 
-def load_base(name: str, device: str, dtype: torch.dtype | None = None) -> Base:
+def load_base(name: str, device: str) -> Base:
     """From a folder, the hub or the models that come with dew; in bfloat16 on a GPU, else in float32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     path = find_model(name, "--model")
-    dtype = dtype or (torch.bfloat16 if device.startswith("cuda") else torch.float32)
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
@@ -167,16 +138,14 @@ def as_base(name: str, model: Any, tokenizer: Any) -> Base:
     if why or not isinstance(head, Head):
         remedy = "Choose a dense model such as Qwen2, Qwen3, Llama or SmolLM2, or train it with `dew compare`."
         raise ConfigError(Problem(f"{name}: the lab cannot stack adapters on this model: {why}.", remedy=remedy))
-    ends = model.generation_config.eos_token_id
-    ends = tokenizer.eos_token_id if ends is None else ends
-    return Base(name, model, tokenizer, tuple(ends) if isinstance(ends, list | tuple) else (ends,), head)
+    return Base(name, model, tokenizer, end_tokens(model, tokenizer), head)
 
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class LoraPolicies:
-    """R adapters on one model, with learning rates of their own; the same interface as `tiny.Policies`."""
+    """R adapters on one model, with learning rates of their own; the same interface as `TinyPolicies`."""
 
     noise = (2,)
     refills = True
@@ -196,7 +165,7 @@ class LoraPolicies:
         self.joined = list({id(x.joined): x.joined for x in self.layers.values()}.values())
         named = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in ("a", "b")}
         self.parameters: dict[str, Tensor] = named
-        self.adam = Adam(named, rates, BETAS)
+        self.adam = Adam(named, rates, BETAS, partial(_refresh, self.joined))
         self.parts = fuse(base.model)
         draw = Draw(sum_sq=sum_sq)
         self.decoder = Decoder(base.model, draw, ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)
@@ -274,28 +243,6 @@ class LoraPolicies:
         with replaced([(some, "scale", 0.0) for some in self.joined]):
             return self.score(problems, tokens, mask)[0]
 
-    def backward(self, loss: Tensor) -> None:
-        self.adam.backward(loss)
-
-    def step(self) -> Tensor:
-        """Take an optimizer step; return (R,) gradient norms before clipping."""
-        norm = self.adam.step()
-        self.refresh()
-        return norm
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Copy the adapters to what kernels read."""
-        own = [x for some in self.joined for x in (*some.a, *some.b)]
-        torch._foreach_copy_([x for some in self.joined for x in some.parts], own)
-
-    def state(self) -> dict[str, Any]:
-        return {"adam": self.adam.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.adam.load(state["adam"])
-        self.refresh()
-
     def save(self, replica: int, folder: Path) -> None:
         """Write a replica's adapter in PEFT's format."""
         from safetensors.torch import save_file
@@ -313,6 +260,13 @@ class LoraPolicies:
         folder.mkdir(parents=True, exist_ok=True)
         save_file({name: x.cpu() for name, x in weights.items()}, folder / "adapter_model.safetensors")
         (folder / "adapter_config.json").write_text(json.dumps(about, indent=1))
+
+
+@torch.no_grad()
+def _refresh(layers: Sequence[Joined]) -> None:
+    """Copy the adapters to what kernels read."""
+    own = [x for some in layers for x in (*some.a, *some.b)]
+    torch._foreach_copy_([x for some in layers for x in some.parts], own)
 
 
 def _runs(sizes: Tensor, total: int) -> tuple[Tensor, Tensor]:

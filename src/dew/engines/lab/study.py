@@ -8,7 +8,6 @@ seeds: runs are added. A stack that was interrupted continues from STUDY/.stack.
 
 import math
 import platform
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +17,21 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dew.compare import Result
 from dew.compare.grid import Cell, open_grid
 from dew.compare.results import run_folders
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.stack import Replica, Settings, Stack
+from dew.engines.lab.scores import scores_of
+from dew.engines.lab.settings import LoraSettings, Settings, TinySettings
+from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.summary import load_study
 from dew.engines.lab.tasks import VOCABULARY, GeneratedTask, get_task
-from dew.engines.lab.tiny import TinyPolicies, TinySettings, numerics
+from dew.engines.lab.tiny import TinyPolicies, numerics
 from dew.engines.lab.warm_start import warm_start
 from dew.engines.recorder import versions
 from dew.errors import ConfigError, Problem
@@ -44,14 +45,10 @@ MEMORY_SHARE = 0.8
 CHECKPOINT_SECONDS = 480.0
 """Between states of a stack that are kept: so little is lost when a study is interrupted."""
 CHECKPOINT = ".stack.pt"
-ADAPTER = "adapter"
-"""The folder of a run's adapter."""
-PARTS = 20
-"""Reports on the progress of a stack."""
+PARTS = 10
+"""Lines on the progress of a stack."""
 
 Say = Callable[[str], None]
-Progress = Callable[[float, str], None]
-"""Gets the share of the current stack that is trained, and a line about the study."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +79,9 @@ def study(
     task_settings: Mapping[str, Any] | None = None,
     controls: bool = False,
     limit_seconds: float = math.inf,
-    device: str = "auto",
+    device: str = "",
     runs_at_once: int | None = None,
-    warm_starts: Path | str | None = None,
     say: Say = print,
-    progress: Progress = lambda share, line: None,
 ) -> list[Result]:
     """Train every arm at every learning rate with every seed on every task; the first arm is the baseline.
 
@@ -95,6 +90,7 @@ def study(
     that weights tokens the same rule without the weights, and with the weights of each answer permuted.
     `differences` compares the arms of the result. After about `limit_seconds` training stops; what is not finished by
     then is left to the next call. `runs_at_once`: the most runs in a stack, else as many as fit into memory.
+    `device`: a GPU if there is one.
 
     With a `model`, a folder or a name on the hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
     `tasks`, `task_settings` and `reward` are those of `dew train`. Without, they train small policies.
@@ -103,19 +99,21 @@ def study(
     chosen = parse_arms(arms, learning_rates, controls=controls)
     if seeds < 1:
         raise ConfigError(Problem(f"seeds={seeds}: no runs.", remedy="Give at least 1; 5 or more for a verdict."))
-    device, folder, of_model = _device(device), Path(output), {}
-    default: Settings
+    device, folder = device or ("cuda" if torch.cuda.is_available() else "cpu"), Path(output)
+    settings = settings or (TinySettings() if model is None else LoraSettings())
+    about = asdict(settings)
     if model is None:
         for name in tasks:
             get_task(name)  # an unknown one is an error
-        begin, default = _small_policies(device, warm_starts, say), TinySettings()
+        begin = partial(_small_policies, settings, device, say)
     else:
-        begin, default = _adapters(model, device, reward, task_settings or {})
-        of_model = {"model": model, "reward": reward, "task": task_settings}
-    about = {**asdict(settings or default), **of_model}
+        from dew.engines.lab.lora import load_base
+
+        about |= {"model": model, "reward": reward, "task": task_settings}
+        begin = partial(_adapters, settings, device, load_base(model, device), about)
     replicas = [Replica(arm, seed) for seed in range(first_seed, first_seed + seeds) for arm in chosen]
     cells = {_cell(name, replica): replica for name in tasks for replica in replicas}
-    training = _Training(folder, settings or default, device, {first_seed}, about, say, progress, until, runs_at_once)
+    training = _Training(folder, settings, device, {first_seed}, about, say, until, runs_at_once)
     gpu = torch.cuda.device(device if device.startswith("cuda") else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
         todo = open_grid(folder, list(cells), about, finished=lambda run: run.run().get("status") == "done", say=say)
@@ -124,43 +122,37 @@ def study(
             say(f"All {len(cells)} runs are finished.")
         for name, of_task in groupby(todo, key=lambda cell: cell.task):
             if time.perf_counter() < until:
-                training.run(name, begin(name, settings or default), [cells[cell] for cell in of_task])
+                training.run(name, begin(name), [cells[cell] for cell in of_task])
         return load_study(folder)
 
 
-def _small_policies(device: str, folder: Path | str | None, say: Say) -> Callable[[str, Any], Start]:
-    def policies(parameters: Any, replicas: Sequence[Replica]) -> TinyPolicies:
-        return TinyPolicies(parameters, torch.tensor([x.arm.learning_rate for x in replicas], device=device))
+def _small_policies(settings: Any, device: str, say: Say, name: str) -> Start:
+    task = get_task(name)
+    parameters, facts = warm_start(task, settings.width, settings.depth, device, cache_folder("lab"), say)
+    say(f"{name}: starts at pass@1 {facts['pass@1']:.3f}, pass@16 {facts['pass@16']:.3f}.")
 
-    def begin(name: str, settings: TinySettings) -> Start:
-        task = get_task(name)
-        start = warm_start(task, settings.width, settings.depth, device, Path(folder or cache_folder("lab")), say)
-        say(f"{name}: starts at pass@1 {start.scores['pass@1']:.3f}, pass@16 {start.scores['pass@16']:.3f}.")
-        facts = {"digest": start.digest, **start.scores}
-        return Start(partial(policies, start.parameters), task, facts, memory(task, settings))
+    def policies(replicas: Sequence[Replica]) -> TinyPolicies:
+        return TinyPolicies(parameters, _rates(replicas, device))
 
-    return begin
+    return Start(policies, task, facts, memory(task, settings))
 
 
-def _adapters(
-    model: str, device: str, reward: str | None, task_settings: Mapping[str, Any]
-) -> tuple[Callable[[str, Any], Start], Settings]:
-    from dew.engines.lab.lora import LoraPolicies, LoraSettings, load_base
+def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> Start:
+    from dew.engines.lab.lora import LoraPolicies
     from dew.engines.lab.text import TextTask
 
-    base = load_base(model, device)
+    task = TextTask(name, base, settings.max_new_tokens, settings.eval_problems, about["reward"], about["task"])
+    ended = task.ended if device != "cpu" else None
 
-    def policies(task: TextTask, settings: LoraSettings, replicas: Sequence[Replica]) -> LoraPolicies:
-        rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-        ended, squares = task.ended if device != "cpu" else None, any(x.arm.algorithm.needs_sum_sq for x in replicas)
-        return LoraPolicies(base, task.prompt, [x.seed for x in replicas], rates, settings, ended, squares)
+    def policies(replicas: Sequence[Replica]) -> LoraPolicies:
+        seeds, squares = [x.seed for x in replicas], any(x.arm.algorithm.needs_sum_sq for x in replicas)
+        return LoraPolicies(base, task.prompt, seeds, _rates(replicas, device), settings, ended, squares)
 
-    def begin(name: str, settings: LoraSettings) -> Start:
-        task = TextTask(name, base, settings.max_new_tokens, settings.eval_problems, reward, task_settings)
-        facts = {"digest": base.digest, "model": model}
-        return Start(partial(policies, task, settings), task, facts, *base.memory(settings))
+    return Start(policies, task, {"digest": base.digest, "model": about["model"]}, *base.memory(settings))
 
-    return begin, LoraSettings()
+
+def _rates(replicas: Sequence[Replica], device: str) -> Tensor:
+    return torch.tensor([x.arm.learning_rate for x in replicas], device=device)
 
 
 def _cell(task: str, replica: Replica) -> Cell:
@@ -175,19 +167,6 @@ def _check_start(runs: Path, digest: str) -> None:
             what = f"{home}: started from policy {old}, new runs would start from {digest}."
             remedy = "Choose another folder, or restore the warm start."
             raise ConfigError(Problem(what, "They could not be paired.", remedy))
-
-
-def _device(name: str) -> str:
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        known = torch.empty(0, device=name).device.type in ("cpu", "cuda")
-    except (RuntimeError, AssertionError):  # an assertion where PyTorch has no CUDA
-        known = False
-    if not known:
-        what = f"device {name!r} is not known, or PyTorch sees no such GPU."
-        raise ConfigError(Problem(what, remedy="Give cpu, cuda or cuda:1, or leave --device out."))
-    return name
 
 
 def write_run(
@@ -208,39 +187,6 @@ def write_run(
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})
 
 
-def export(study: Path, arm: str, seed: int, target: Path) -> str:
-    """Copy the adapter of a run to a new folder; return the name of its base model. At several learning rates, the one
-    with the largest area is taken."""
-    runs = [r for r in load_study(study) if r.arm == arm and r.seed == seed]
-    if not runs:
-        arms = dict.fromkeys(r.arm for r in load_study(study))
-        what = f"{study} has no finished run of {arm} with seed {seed}."
-        raise ConfigError(Problem(what, remedy=f"Its arms are: {', '.join(arms)}."))
-    best = max(runs, key=lambda r: r.scores["area"])
-    source = Path(str(best.folder)) / ADAPTER
-    if not source.is_dir():
-        raise ConfigError(Problem(f"{best.folder} has no adapter.", remedy="Only runs with --model have one."))
-    if target.exists():
-        raise ConfigError(Problem(f"{target} exists.", remedy="Name a new folder."))
-    shutil.copytree(source, target)
-    return str(RunFolder(str(best.folder)).run()["warm_start"]["model"])
-
-
-def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, float]:
-    """The scores of a run; docs/lab.md defines them. `averaged`: over all evaluations, else of the last."""
-    last = metrics[-max(1, len(metrics) // 6) :]
-
-    def mean(lines: Sequence[Json], name: str) -> float:
-        return round(fmean(line[name] for line in lines if name in line), 6)
-
-    scores = {"area": mean(metrics, "accuracy"), "final": mean(last, "accuracy")}
-    passes = [name for name in metrics[-1] if name.startswith("eval/")]
-    scores |= {name.removeprefix("eval/"): mean(metrics if averaged else metrics[-1:], name) for name in passes}
-    others = {"entropy": "entropy", "length": "length/mean", "truncated": "length/truncated_share", "kl": "kl"}
-    scores |= {score: mean(last, name) for score, name in others.items() if name in metrics[-1]}
-    return scores | {"flipped": mean(metrics, "credit/flipped_share")}
-
-
 @dataclass(frozen=True)
 class _Training:
     folder: Path
@@ -250,7 +196,6 @@ class _Training:
     """Seeds whose tokens are kept."""
     about: Json
     say: Say
-    progress: Progress
     until: float
     """When training stops, in seconds of the clock."""
     most: int | None
@@ -262,7 +207,8 @@ class _Training:
         room = max(1, int((MEMORY_SHARE * _free(self.device) - start.shared) / start.each))
         size = math.ceil(len(todo) / math.ceil(len(todo) / min(room, self.most or len(todo))))
         memory = (start.shared + size * start.each) / 1e9
-        self.say(f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB.")
+        runs = f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB"
+        self.say(f"{runs}. Ctrl-C stops; the same command resumes.")
         seconds = 0.0  # of a run; not known yet
         while todo and time.perf_counter() + seconds * min(size, len(todo)) < self.until:
             before = _checkpoint(self.folder, task, todo)
@@ -297,23 +243,15 @@ class _Training:
             stack.load(before["state"])
         first, saved = len(stack.history) + 1, began
         for number in range(first, generations + 1):
-            started = time.perf_counter()
             stack.generation(number - 1)
-            if number == first + 1:  # kernels are compiled and steps captured in the one before
-                stack.history[-1]["accuracy"].sum().item()  # waits for the device
-                s, each = stack.settings, time.perf_counter() - started
-                whole = generations + 0.4 * s.evaluations * s.eval_problems * s.eval_k / s.answers
-                minutes = each * (whole * (1 + waiting / runs) - number) / 60
-                self.say(f"About {minutes:.1f} min. Ctrl-C stops; the same command resumes.")
             if stack.settings.evaluated(number):
                 stack.evaluate(number)
-            part = number * PARTS // generations
-            if part > (number - 1) * PARTS // generations:  # reading the accuracy waits for the device
-                line = f"{stack.task.name}: {runs} runs at generation {number} of {generations}, accuracy "
-                line += f"{stack.history[-1]['accuracy'].mean().item():.3f}; {waiting} runs after them; about "
+            if number * PARTS // generations > (number - 1) * PARTS // generations:
+                accuracy = stack.history[-1]["accuracy"].mean().item()  # waits for the device
                 each = (time.perf_counter() - began) / (number - first + 1)
-                left = each * ((1 + waiting / runs) * generations - number)
-                self.progress(part / PARTS, f"{line}{left / 60:.1f} min left")
+                left = each * ((1 + waiting / runs) * generations - number) / 60
+                line = f"{stack.task.name}: generation {number} of {generations}, accuracy {accuracy:.3f}; "
+                self.say(f"{line}{f'{waiting} runs wait; ' * (waiting > 0)}{left:.1f} min left")
             now = time.perf_counter()
             if number < generations and (now > self.until or now - saved > CHECKPOINT_SECONDS):
                 _save(self.folder, task, stack)
@@ -335,7 +273,7 @@ class _Training:
             cell, rule = _cell(task, stack.replicas[i]), stack.replicas[i].arm.algorithm
             own = {"algorithm": {"name": rule.name, "settings": asdict(rule)}, "uses_threshold": rule.uses_threshold}
             if hasattr(stack.policies, "save"):
-                stack.policies.save(i, self.folder / cell.home / ADAPTER)
+                stack.policies.save(i, self.folder / cell.home / "adapter")
             solved = [counts[i].tolist() for counts in stack.solved]
             write_run(self.folder, cell, facts | own, metrics[i], stack.records[i], solved=solved)
 

@@ -15,7 +15,7 @@ every one of many steps to be right.
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,23 @@ class Problems:
         return Problems(self.prompt[index], self.demonstration[index], self.facts[index])  # type: ignore[index]
 
 
+class Answers(NamedTuple):
+    """What the policies sampled, (R, B, T) each."""
+
+    tokens: Tensor
+    logp: Tensor
+    entropy: Tensor
+    mask: Tensor
+    """True up to and including the end of an answer."""
+    sum_sq: Tensor | None = None
+    """Of the sampling policy at each token: the log-probability of the token, the entropy, and Σπ²."""
+
+
+def by_answer(facts: Tensor, answers: Answers) -> Tensor:
+    """(R, P, F) facts of problems -> (R, B, F), for each of B answers: those to a problem are neighbours."""
+    return facts.repeat_interleave(answers.tokens.shape[1] // facts.shape[1], 1)
+
+
 @dataclass(frozen=True)
 class GeneratedTask:
     """A family of problems of one size."""
@@ -73,9 +90,10 @@ class GeneratedTask:
     def held_out(self, n: int, device: str = "cpu") -> Problems:
         return self.problems(n, generator("held-out"), device=device)[0]
 
-    def rewards(self, answers: Any, facts: Tensor) -> Tensor:
-        """1 for a correct answer, else 0."""
-        return self.verdict(answers.tokens.flatten(0, 1), facts.flatten(0, 1)).view(facts.shape[:2]).float()
+    def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
+        """(R, B) 1 for a correct one of (R, B, T) answers to problems with (R, P, F) facts, else 0."""
+        tokens, facts = answers.tokens, by_answer(facts, answers)
+        return self.verdict(tokens.flatten(0, 1), facts.flatten(0, 1)).view(tokens.shape[:2]).float()
 
     def symbols(self, tokens: Sequence[int]) -> list[str]:
         return symbols(tokens)
@@ -91,6 +109,12 @@ def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generat
     """Random numbers that belong to `key` alone, e.g. (seed, "answers", generation)."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
+
+
+def uniforms(keys: Sequence[tuple[object, ...]], *shape: int, device: torch.device | str) -> Tensor:
+    """(S, *shape) uniform numbers, those of each of S keys."""
+    random = (generator(*key, device=device) for key in keys)
+    return torch.stack([torch.rand(shape, generator=g, device=device) for g in random])
 
 
 def symbols(tokens: Sequence[int]) -> list[str]:

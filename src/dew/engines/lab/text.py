@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from dew.compare.sampling import prompt_ids, prompt_text
+from dew.compare.scores import call_as_trl
 from dew.engines.lab.lora import Base
-from dew.engines.lab.stack import Answers
-from dew.engines.lab.tasks import Problems
+from dew.engines.lab.tasks import Answers, Problems, by_answer
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, load_reward, reward, verifier
-from dew.rewards.calls import call_reward, reward_name
+from dew.rewards.calls import NOT_FINITE
 from dew.rewards.process import Process, ProcessFailed
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import has_verifier
@@ -100,9 +100,10 @@ class TextTask:
         return dict(zip(answers, found, strict=True))
 
     def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
+        """(R, B) rewards of (R, B, T) answers to (R, P, 1) problems."""
         lengths = answers.mask.sum(-1).flatten().tolist()
         ids = [row[:n] for row, n in zip(answers.tokens.flatten(0, 1).tolist(), lengths, strict=True)]
-        problems = facts.flatten().tolist()
+        problems = by_answer(facts, answers).flatten().tolist()
         if isinstance(self.judge, Verifier):
             known = dict[Key, float]()
             while self._early:
@@ -111,8 +112,9 @@ class TextTask:
             known |= self._verdicts([key for key in keys if key not in known])
             found = [known[key] for key in keys]
         else:
-            found = self._scored(self._texts(ids), [self.rows[i] for i in problems])
-        return torch.tensor(found, device=facts.device).view(facts.shape[:2])
+            values = call_as_trl(self.judge, self._texts(ids), ids, [self.rows[i] for i in problems])
+            found = [0.0 if x is None or x == NOT_FINITE else x for x in values]
+        return torch.tensor(found, device=facts.device).view(answers.tokens.shape[:2])
 
     def _verdicts(self, answers: Sequence[Key]) -> dict[Key, float]:
         """By problem and answer: an answer that several runs gave is judged once."""
@@ -128,14 +130,7 @@ class TextTask:
         return list(fast.decode_batch(ids, skip_special_tokens=True))  # the same, on all cores
 
     def _scored(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
-        if isinstance(self.judge, Verifier):
-            return [verdict.reward for verdict in self.judge.verdicts(texts, rows)]
-        prompts = [row["prompt"] for row in rows]
-        columns = {name: [row[name] for row in rows] for name in rows[0] if name != "prompt"}
-        both = zip(texts, prompts, strict=True)
-        chats = [[{"role": "assistant", "content": x}] if isinstance(p, list) else x for x, p in both]
-        found = call_reward(reward_name(self.judge), self.judge, chats, prompts=prompts, **columns)
-        return [0.0 if x is None else float(x) for x in found]
+        return [verdict.reward for verdict in self.judge.verdicts(texts, rows)]
 
     def symbols(self, tokens: Sequence[int]) -> list[str]:
         return [self.base.tokenizer.decode([token]) for token in tokens]

@@ -6,9 +6,8 @@ Axes besides those of the library: R replicas, B answers of a replica, L prompt 
 import importlib.util
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,33 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.stack import Answers, Settings
-from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY
-from dew.errors import ConfigError
+from dew.engines.lab.settings import HEAD
+from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY, Answers
 
 Parameters = dict[str, Tensor]
-HEAD = 32
-"""Width of an attention head."""
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
 ALIGNED = 32
 """Numbers: where parameters begin in the tensor of all is a multiple of so many, which products need to be fast."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TinySettings(Settings):
-    """What all runs of a study on small policies share."""
-
-    width: int = 128
-    depth: int = 3
-    """Layers of the policy."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.width > HEAD and self.width % HEAD:
-            raise ConfigError(f"width={self.width}: give a multiple of {HEAD}, the width of an attention head.")
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
@@ -166,7 +148,9 @@ class TinyPolicies:
     """R policies that start from the same parameters and train with learning rates of their own."""
 
     noise = ()
+    """Axes of the uniform numbers that decide one token."""
     refills = False
+    """Whether any number of answers can be sampled in one call: when some end, others take their places."""
 
     def __init__(self, start: Parameters, rates: Tensor) -> None:
         self.parameters = {n: p.to(rates.device).repeat(len(rates), 1, 1).requires_grad_() for n, p in start.items()}
@@ -176,25 +160,15 @@ class TinyPolicies:
         return sample(self.parameters, problems, uniforms)
 
     def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
+        """In which parts the rows of an optimizer step are scored."""
         return [slice(None)]
 
     def score(
         self, problems: Tensor, tokens: Tensor, mask: Tensor, *, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
+        """(R, b, T) log π of the tokens, and the entropies, without gradient."""
         logits = forward(self.parameters, torch.cat([problems, tokens[..., :-1]], -1), last=tokens.shape[-1])
         return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
-
-    def backward(self, loss: Tensor) -> None:
-        self.adam.backward(loss)
-
-    def step(self) -> Tensor:
-        return self.adam.step()
-
-    def state(self) -> dict[str, Any]:
-        return {"adam": self.adam.state()}
-
-    def load(self, state: dict[str, Any]) -> None:
-        self.adam.load(state["adam"])
 
 
 class Adam:
@@ -203,8 +177,12 @@ class Adam:
     The parameters become parts of one tensor, (R, N), and so do their gradients: an operation serves all of them.
     """
 
-    def __init__(self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = BETAS) -> None:
-        self.rates, self.betas, self.steps = rates, betas, torch.zeros_like(rates)
+    def __init__(
+        self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = BETAS,
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """`changed` is called when the parameters have changed."""
+        self.rates, self.betas, self.steps, self.changed = rates, betas, torch.zeros_like(rates), changed
         self.parameters = list(parameters.values())
         sizes = [p[0].numel() for p in self.parameters]
         aligned = [n + -n % ALIGNED for n in sizes]
@@ -236,6 +214,7 @@ class Adam:
         root = torch.sqrt(self.second, out=g).div_((1 - b2**count).sqrt()).add_(1e-8)
         self.values.sub_(torch.div(self.first, root, out=root).mul_(self.rates[:, None] * active / (1 - b1**count)))
         self.gradients.zero_()
+        self.changed()
         return norm
 
     def state(self) -> list[Tensor]:
@@ -246,6 +225,7 @@ class Adam:
     def load(self, state: list[Tensor]) -> None:
         for own, kept in zip(self.state(), state, strict=True):
             own.copy_(kept)
+        self.changed()
 
 
 @contextmanager

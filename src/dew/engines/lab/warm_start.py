@@ -4,19 +4,22 @@ import hashlib
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.stack import solve
-from dew.engines.lab.tasks import PAD, GeneratedTask, generator
+from dew.engines.lab.scores import solve
+from dew.engines.lab.tasks import PAD, GeneratedTask, generator, uniforms
 from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy, sample
 from dew.files import write_atomically
 
+WarmStart = tuple[Parameters, dict[str, Any]]
+"""The parameters; and their digest (runs are comparable if they started from the same ones), pass@1 and pass@16 on
+held-out problems, and the number of supervised steps."""
 TARGET = 0.12
 """Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""
 MAX_STEPS, CHECK, BATCH, RATE = 4000, 100, 256, 1e-3
@@ -24,15 +27,6 @@ DEMONSTRATIONS, PROBED, TESTED = 100_000, 128, 256
 """Problems to train on, to decide when to stop, and to report pass@1 and pass@16 on."""
 FORMAT = 2
 """Changes with everything that changes the policy: tasks, sizes, training."""
-
-
-@dataclass(frozen=True)
-class WarmStart:
-    parameters: Parameters
-    digest: str
-    """Of the parameters: runs are comparable if they started from the same ones."""
-    scores: dict[str, float]
-    """pass@1 and pass@16 on held-out problems, and the number of supervised steps."""
 
 
 def warm_start(
@@ -48,13 +42,14 @@ def warm_start(
     folder.mkdir(parents=True, exist_ok=True)  # now, not after training
     say(f"{task.name}: training the policy that all runs start from, once for each task and size; kept in {folder}.")
     say(f"Most tasks take 700 to {MAX_STEPS:,} steps.")
-    found = _train(task, width, depth, device, say)
+    parameters, scores = _train(task, width, depth, device, say)
+    digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in parameters.values())).hexdigest()[:12]
     content = io.BytesIO()
-    torch.save(found.parameters, content)
+    torch.save(parameters, content)
     write_atomically(path, content.getvalue())
-    facts = {"digest": found.digest, "file": hashlib.sha256(content.getvalue()).hexdigest(), "scores": found.scores}
+    facts = {"digest": digest, "file": hashlib.sha256(content.getvalue()).hexdigest(), "scores": scores}
     write_atomically(path.with_suffix(".json"), json.dumps(facts, indent=1).encode())
-    return found
+    return parameters, {"digest": digest, **scores}
 
 
 def _read(path: Path) -> WarmStart | None:
@@ -63,8 +58,7 @@ def _read(path: Path) -> WarmStart | None:
         facts, content = json.loads(path.with_suffix(".json").read_text()), path.read_bytes()
         if facts["file"] != hashlib.sha256(content).hexdigest():
             return None
-        parameters = torch.load(io.BytesIO(content), weights_only=True)
-        return WarmStart(parameters, facts["digest"], facts["scores"])
+        return torch.load(io.BytesIO(content), weights_only=True), {"digest": facts["digest"], **facts["scores"]}
     except (OSError, ValueError, KeyError, RuntimeError):
         return None
 
@@ -77,12 +71,10 @@ def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callab
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
     order = generator(task.name, "order", device=device)
     probe = task.problems(PROBED, generator("probe"), device=device)[0]
-    test = task.problems(TESTED, generator("held-out"), device=device)[0]
     answers = partial(sample, parameters)
 
-    def uniforms(purpose: str, number: int, *shape: int) -> Tensor:
-        random = generator(task.name, purpose, number, device=device)
-        return torch.rand(1, *shape, generator=random, device=device)
+    def noise(number: int, purpose: str, rows: int) -> Tensor:
+        return uniforms([(task.name, purpose, number)], rows, task.tokens, device=device)
 
     for step in range(1, MAX_STEPS + 1):
         adam.param_groups[0]["lr"] = RATE * min(1, step / 100) * max(0.05, 1 - step / MAX_STEPS)
@@ -95,12 +87,10 @@ def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callab
         torch.nn.utils.clip_grad_norm_(parameters.values(), 1.0)
         adam.step()
         if step % CHECK == 0:
-            now = solve(task, answers, probe, 4, 512, uniforms, step).float().mean().item()
+            now = solve(task, answers, probe, 4, 512, partial(noise, step)).float().mean().item()
             say(f"{task.name}: step {step} of at most {MAX_STEPS:,}, pass@1 {now:.3f} (stops at {TARGET})")
             if now >= TARGET:
                 break
-    solved = solve(task, answers, test, 16, 512, uniforms, 0)
+    solved = solve(task, answers, task.held_out(TESTED, device), 16, 512, partial(noise, 0))
     scores = {"pass@1": solved.float().mean().item(), "pass@16": solved.any(2).float().mean().item(), "steps": step}
-    final = {name: p.detach().cpu() for name, p in parameters.items()}
-    digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in final.values())).hexdigest()[:12]
-    return WarmStart(final, digest, scores)
+    return {name: p.detach().cpu() for name, p in parameters.items()}, scores
