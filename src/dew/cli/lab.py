@@ -77,7 +77,7 @@ def lab(
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
     """Those that were typed, and the defaults of the kind of policy."""
-    from dew.engines.lab.settings import QUICK, LoraSettings, TinySettings
+    from dew.engines.lab.study_settings import QUICK, LoraSettings, TinySettings
 
     kind = QUICK if quick else LoraSettings() if model else TinySettings()
     known = [*(field.name for field in fields(kind)), "task_settings"]
@@ -92,7 +92,7 @@ def _benchmark(
     """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
-    from dew.engines.lab.settings import QUICK
+    from dew.engines.lab.study_settings import QUICK
     from dew.report import benchmark
 
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")

@@ -1,7 +1,7 @@
 """Many small training runs at once, paired by problems and random numbers, to see whether a credit rule helps."""
 
-from dew.engines.lab.settings import LoraSettings, TinySettings
 from dew.engines.lab.study import study
+from dew.engines.lab.study_settings import LoraSettings, TinySettings
 from dew.engines.lab.summary import differences, load_study, markdown
 from dew.engines.lab.tasks import TASKS
 

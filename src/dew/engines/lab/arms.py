@@ -7,7 +7,7 @@ import torch
 
 from dew.algorithms import Algorithm, parse_algorithm, source_digest
 from dew.algorithms.credit import give_credit
-from dew.engines.lab.credit import random_rollouts
+from dew.engines.lab.team import random_rollouts
 from dew.errors import ConfigError, DewError, Problem
 from dew.rollouts import Rollouts
 

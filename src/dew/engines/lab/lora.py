@@ -23,7 +23,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from dew.compare.sampling import end_tokens
 from dew.decoding import Decoder, Draw, refusal, replaced
 from dew.engines.lab.adapters import Joined, Rows, fuse, stack_adapters
-from dew.engines.lab.settings import LoraSettings
+from dew.engines.lab.study_settings import LoraSettings
 from dew.engines.lab.tasks import Answers
 from dew.engines.lab.tiny import Adam
 from dew.errors import ConfigError, Problem, not_loaded

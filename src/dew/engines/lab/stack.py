@@ -6,26 +6,31 @@ of replicas, or of rows that train, is another.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from dew.credit import has_signal
+from dew.algorithms import Algorithm
+from dew.credit import grpo_advantages, has_signal
 from dew.engines.lab.arms import Arm
-from dew.engines.lab.credit import TRAINED, teams
-from dew.engines.lab.records import group_records
-from dew.engines.lab.scores import CORRECT, solve
-from dew.engines.lab.settings import Settings
+from dew.engines.lab.evaluation import CORRECT, solve
+from dew.engines.lab.study_settings import Settings
 from dew.engines.lab.tasks import Answers, GeneratedTask, Problems, generator, uniforms
+from dew.engines.lab.team import TRAINED, teams
 from dew.engines.lab.tiny import TinyPolicies
-from dew.run.records import GroupRecord, Json
+from dew.rollouts import Rollouts
+from dew.run.records import AnswerRecord, GroupRecord, Json
 
 if TYPE_CHECKING:
     from dew.engines.lab.lora import LoraPolicies
     from dew.engines.lab.text import TextTask
+
+
+RECORDED = 2
+"""Groups in a record."""
 
 
 @dataclass(frozen=True)
@@ -200,3 +205,36 @@ class Stack:
 def _take(x: Tensor, rows: Tensor) -> Tensor:
     """(R, B, ...) -> (R, b, ...): the rows of each replica."""
     return x.gather(1, rows.view(*rows.shape, *[1] * (x.ndim - 2)).expand(*rows.shape, *x.shape[2:]))
+
+
+def group_records(
+    task: "GeneratedTask | TextTask", step: int, algorithm: Algorithm, problems: Problems, rows: dict[str, Tensor]
+) -> list[GroupRecord]:
+    """Of some groups of a generation, those with signal first. `rows` have axes (P, G[, T])."""
+    signal, given = rows["signal"], {name: rows[name] for name in ("mask", "reward", *algorithm.signals)}
+    rollouts, shaped = Rollouts(**given), torch.zeros_like(rows["advantages"])
+    if signal.any():  # the others do not train
+        shaped[signal] = algorithm.rewards(Rollouts(**{name: x[signal] for name, x in given.items()})).float()
+    correct, extra = algorithm.correct(rollouts), algorithm.extra(rollouts)
+    plain = grpo_advantages(rows["reward"] + extra)
+    by_token = {"entropy": rows["entropy"], "logp": rows["logp"], "shaped": shaped, "advantage": rows["advantages"]}
+    found = []
+    for p in (~signal).int().argsort(stable=True)[:RECORDED].tolist():
+        answers = []
+        for g, length in enumerate(rollouts.lengths[p].tolist()):
+            tokens = rows["tokens"][p, g, :length].tolist()
+            own: dict[str, Any] = {name: x[p, g, :length].tolist() for name, x in by_token.items()}
+            answers.append(
+                AnswerRecord(
+                    tokens=task.symbols(tokens),
+                    correct=bool(correct[p, g]),
+                    reward=float(rows["reward"][p, g]),
+                    extra=float(extra[p, g]),
+                    truncated=not task.ends(tokens[-1]),
+                    grpo=[float(plain[p, g])] * length,
+                    **own,
+                )
+            )
+        prompt, gold = task.describe(problems[p])
+        found.append(GroupRecord(step, p, prompt, answers, gold, algorithm.name, asdict(algorithm)))
+    return found

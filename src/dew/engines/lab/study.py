@@ -26,9 +26,9 @@ from dew.compare import Result
 from dew.compare.grid import Cell, open_grid
 from dew.compare.results import run_folders
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.scores import scores_of
-from dew.engines.lab.settings import LoraSettings, Settings, TinySettings
+from dew.engines.lab.evaluation import scores_of
 from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.study_settings import LoraSettings, Settings, TinySettings
 from dew.engines.lab.summary import load_study
 from dew.engines.lab.tasks import VOCABULARY, GeneratedTask, get_task
 from dew.engines.lab.tiny import TinyPolicies, numerics

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.settings import HEAD
+from dew.engines.lab.study_settings import HEAD
 from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY, Answers
 
 Parameters = dict[str, Tensor]
