@@ -134,11 +134,6 @@ def test_damaged_records(tmp_path: Path, content: bytes, message: str) -> None:
     assert str(path) in str(caught.value) and isinstance(caught.value, DewError)
 
 
-def test_missing_records(tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="cannot be read"):
-        read_records(tmp_path / "nowhere.jsonl")
-
-
 def test_write_run_updates_entries(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "deep" / "run")
     run.write_run({"name": "r", "status": "running"})
