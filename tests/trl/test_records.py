@@ -63,22 +63,6 @@ def test_facts_of_the_run(run):
     assert facts["started"] <= facts["finished"]
 
 
-def test_a_failed_run_has_the_status_failed(tmp_path):
-    def breaks(completions, **_):
-        raise OSError("no verifier")
-
-    with pytest.raises(Exception, match="no verifier"):
-        tiny.trainer(tmp_path, breaks).train()
-    assert RunFolder(tmp_path).run()["status"] == "failed"
-
-
-def test_a_reward_that_is_always_zero_raises_alarms(tmp_path):
-    tiny.trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=11).train()
-    alarms = {alarm["alarm"]: alarm for alarm in RunFolder(tmp_path).alarms()}
-    assert {"never_correct", "no_signal", "no_gradient"} <= set(alarms)
-    assert alarms["never_correct"]["step"] == 10
-
-
 # ── token records ─────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("every", "per_generation", "steps"),
@@ -135,7 +119,9 @@ def test_verdicts_of_a_verifier_are_recorded(tmp_path):
         status = "unparsable" if not found else "timeout" if found.isdigit() else "correct" if found < "f" else "wrong"
         return Verdict(status, found or None)
 
-    tiny.trainer(tmp_path, Verifier("letters", ("answer",), check), max_steps=1, algorithm="dapo").train()
+    more = {"oversample": 4, "max_rounds": 1}  # than TRL's table would hold
+    letters = Verifier("letters", ("answer",), check)
+    tiny.trainer(tmp_path, letters, max_steps=1, algorithm="dapo", algorithm_kwargs=more).train()
     line = RunFolder(tmp_path).metrics()[0]
     assert 0 < line["verifier/failed_share"] < 1 and "verifier/unparsable_share" in line
     for group in RunFolder(tmp_path).records():

@@ -177,21 +177,3 @@ def test_soft_overlong_penalises_length_but_never_decides(tmp_path):
     expected = (total - total.mean(1, keepdim=True)) / (total.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(batch["advantages"][:, 0], expected.flatten(), rtol=1e-4, atol=1e-5)
     assert batch["verdict"].tolist() == raw.long().tolist()
-
-
-def test_records_have_the_verdicts_of_a_round_that_is_larger_than_the_batch(tmp_path):
-    """TRL's table would hold only a batch of them."""
-    from dew.rewards import Verdict, Verifier
-
-    letters = Verifier(
-        "letters", ("answer",), lambda text, answer: Verdict("correct" if text[:1] < "b" else "wrong", text[:1])
-    )
-    kwargs = {"oversample": 4, "max_rounds": 1}
-    settings = {"algorithm": "dapo", "algorithm_kwargs": kwargs, "records_every": 1}
-    tiny.trainer(tmp_path, letters, max_steps=1, **settings).train()
-    answers = [answer for group in RunFolder(tmp_path).records() for answer in group.answers]
-    assert answers
-    for answer in answers:
-        text = "".join(token for token in answer.tokens if not token.startswith("<"))
-        assert (answer.extracted or "") == text[:1]
-        assert (answer.verdict == "correct") == answer.correct

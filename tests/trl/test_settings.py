@@ -75,18 +75,6 @@ def test_training_makes_rewarded_answers_likelier(settings, tmp_path):
         assert any(line["ratio/abs_log"] > 0 for line in lines), "the second pass over a generation is off-policy"
 
 
-def test_the_final_folder_loads_with_from_pretrained(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    trainer = tiny.trainer(tmp_path, save_strategy="steps", save_steps=2)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "model"))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, snapshot(trainer)[name])
-    assert "2508.04349" in (tmp_path / "README.md").read_text()
-
-
 def test_the_docs_list_every_setting_with_its_default():
     table = (Path(__file__).parents[2] / "docs" / "trl.md").read_text().partition("### Settings")[2].partition("###")[0]
     documented = dict(re.findall(r"^\| `(\w+)` \| ([^|]+) \|", table, re.M))
