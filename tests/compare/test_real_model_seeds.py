@@ -1,19 +1,15 @@
 """examples/real_model_seeds.py: its tables from counts, and a whole small comparison."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from examples import real_model_seeds as script
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "examples" / "real_model_seeds.py"
 RESULTS = ROOT / "docs" / "results" / "real-model-seeds"
-spec = importlib.util.spec_from_file_location("real_model_seeds", SCRIPT)
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 
 def run(arm, seed, correct, accuracy=(0.25, 0.75)):
@@ -70,7 +66,17 @@ def test_a_whole_comparison(tmp_path):
     """Two arms, then a further seed: finished runs are not trained again."""
     given = "--recipe tiny/countdown --limit 24 --steps 4 --optimizer-steps 2 --group-size 4 --prompts 2"
     given += " --micro-batch 2 --sets countdown:6 -k 2"
-    words = [sys.executable, SCRIPT, tmp_path, *given.split(), "--arms", "dapo", "gtpo", "--logging_steps", "1"]
+    words = [
+        sys.executable,
+        script.__file__,
+        tmp_path,
+        *given.split(),
+        "--arms",
+        "dapo",
+        "gtpo",
+        "--logging_steps",
+        "1",
+    ]
 
     def seeds(*wanted):
         return subprocess.run([*words, "--seeds", *wanted], capture_output=True, text=True, check=True).stdout

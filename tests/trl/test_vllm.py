@@ -4,17 +4,14 @@ TRL's "colocate" mode hands weights over in memory, so it can be tried on a CPU.
 and cannot be tried without a GPU.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 import trl_tiny as tiny
 
-vllm = pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-vllm_sync = pytest.importorskip("vllm_sync", reason="benchmarks/ is not here")
+pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
+from benchmarks import vllm_sync
+
 pytestmark = pytest.mark.slow
 
 STEPS = 3
