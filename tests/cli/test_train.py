@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import trl_tiny
 from dew.cli import app, train
 from dew.engines.problems import evaluate_run, training_rows
 from dew.engines.trl import launch
@@ -23,12 +24,7 @@ from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
-SMALL = {
-    "model_name_or_path": "tiny", "task": "countdown", "problems": 64, "algorithm": "gtpo", "max_steps": 2,
-    "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 32,
-    "gradient_checkpointing": False, "bf16": False, "use_cpu": True, "report_to": "none", "records_every": 1,
-    "save_steps": 1,
-}  # fmt: skip
+SMALL = {**trl_tiny.COUNTDOWN, "max_completion_length": 32, "records_every": 1, "save_steps": 1}
 
 
 def start(*words):

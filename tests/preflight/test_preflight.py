@@ -13,6 +13,7 @@ import transformers
 from typer.testing import CliRunner
 
 import dew.cli.preflight  # noqa: F401 adds the command
+import trl_tiny
 from dew.algorithms import GTPO
 from dew.cli.app import app
 from dew.cli.recipes import get
@@ -50,20 +51,8 @@ def generous(completions, answer, **_):
 def settings(tmp_path, monkeypatch):
     (tmp_path / "preflight_rewards.py").write_text(REWARDS)
     monkeypatch.syspath_prepend(tmp_path)
-    return {
-        "model_name_or_path": "tiny",
-        "task": "countdown",
-        "problems": 32,
-        "output_dir": str(tmp_path / "run"),
-        "max_steps": 2,
-        "num_generations": 4,
-        "per_device_train_batch_size": 16,
-        "max_completion_length": 40,
-        "gradient_checkpointing": False,
-        "bf16": False,
-        "use_cpu": True,
-        "report_to": "none",
-    }
+    own = {"algorithm": None, "problems": 32, "output_dir": str(tmp_path / "run"), "max_completion_length": 40}
+    return {**trl_tiny.COUNTDOWN, **own}
 
 
 def look(settings, answers=0, flags=()):

@@ -23,9 +23,9 @@ from dew.engines.trl import DewTrainer
 from dew.run.folder import RunFolder
 
 SMALL = {
-    **tiny.COUNTDOWN, "problems": 10, "max_steps": 6, "num_generations": 8, "per_device_train_batch_size": 16,
-    "steps_per_generation": 2, "gradient_accumulation_steps": 1, "learning_rate": 2e-4, "max_completion_length": 26,
-    "records_every": 1, "save_steps": 1, "save_total_limit": 2, "scores": {"problems": 2, "k": 2},
+    **tiny.COUNTDOWN, "problems": 10, "max_steps": 6, "num_generations": 8, "steps_per_generation": 2,
+    "gradient_accumulation_steps": 1, "learning_rate": 2e-4, "max_completion_length": 26, "records_every": 1,
+    "save_steps": 1, "save_total_limit": 2, "scores": {"problems": 2, "k": 2},
 }  # fmt: skip
 
 

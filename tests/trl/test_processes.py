@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 import trl_tiny as tiny
 from dew.algorithms import list_algorithms
 from dew.engines.trl.launch import build_trainer, launch, parse
-from dew.run.config import Run, Scoring
+from dew.run.config import make_run
 from dew.run.folder import RunFolder
 from dew.tasks import model_folder
 from trl_tiny import outcome
@@ -185,11 +185,10 @@ def test_sampling_and_resuming_sharded(tmp_path):
 def run_config(folder, resume=False):
     """The run of a recipe, evaluated before and after two steps."""
     shard()
-    settings = {k: v for k, v in tiny.COUNTDOWN.items() if k != "task"}
-    settings |= {"output_dir": str(folder), "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 2}
-    settings |= {"max_completion_length": 6, "save_steps": 2, "learning_rate": 0.01}
+    settings = {"output_dir": str(folder), "per_device_train_batch_size": 4, "max_completion_length": 6}
+    settings |= {"save_steps": 2, "learning_rate": 0.01}
     settings["weight_decay"] = 0.1  # moves the matrices, whatever the rewards are
-    parsed = parse(Run(task="countdown", problems=16, scores=Scoring(problems=4, k=2), settings=settings))
+    parsed = parse(make_run({**tiny.COUNTDOWN, **settings, "problems": 16, "scores": {"problems": 4, "k": 2}}))
     assert launch(parsed, build_trainer(parsed), resume=resume, say=lambda _: None) == "done"
 
 
