@@ -263,8 +263,6 @@ def test_kl_term_needs_a_coefficient():
 
 
 # ---- settings ----------------------------------------------------------------------------------
-
-
 def test_every_field_has_a_docstring():
     """The docstring under each field is its help text: `ast` finds one under each."""
     import ast

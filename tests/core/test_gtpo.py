@@ -135,8 +135,6 @@ def test_batch_equals_its_groups_one_by_one(one, two, compare):
 
 
 # ---- edges -------------------------------------------------------------------------------------
-
-
 def test_one_confident_token_gets_at_most_its_column():
     # h = 2 wrong answers: the certain one takes the whole column, 2 · α₂, and not 1/H
     H = torch.tensor([[0.0], [1.0]], dtype=torch.float64)

@@ -34,8 +34,6 @@ def greedy(model, **kwargs):
 
 
 # ── oracle: generate ────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("heads", [{}, GROUPED])
 def test_greedy_answers_match_generate(heads):
     lengths = []
@@ -198,8 +196,6 @@ def test_graphs_match_generate_on_a_gpu(monkeypatch):
 
 
 # ── choosing a token ────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 def test_token_frequencies_match_the_softmax(temperature):
     torch.manual_seed(0)
@@ -304,8 +300,6 @@ def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before
 
 
 # ── the sampling copy ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_copy_is_refreshed_in_its_own_dtype():
     model = trl_tiny.model(0, tie_word_embeddings=True)
     sampler = SamplingCopy(model, torch.bfloat16)
@@ -381,8 +375,6 @@ def test_adapters_take_two_kernels():
 
 
 # ── in the trainer ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.fixture
 def captured(monkeypatch):
     """The trainer samples with captured steps on a CPU too."""
@@ -507,8 +499,6 @@ def test_a_sampler_that_differs_too_much_is_not_used(tmp_path, monkeypatch, capl
 
 
 # ── edges ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_buffers_are_reused_for_similar_sizes():
     model, many = trl_tiny.model(), [[5, 6]] * 33
     ours = greedy(model)

@@ -26,8 +26,6 @@ def small_chunks(monkeypatch, nbytes):
 
 
 # Golden: worked by hand.
-
-
 @pytest.mark.parametrize("impl", ["reference", "chunked"])
 def test_vocabulary_of_two(impl):
     # h = 1, W = (ln 3, 0): p = 3/4, 1/4. logp = ln 3/4, H = ln 4 − 3/4 ln 3.
@@ -54,8 +52,6 @@ def test_vocabulary_of_two_with_bias_softcap_and_temperature(impl):
 
 
 # Oracle: loops over lists, straight from the definition; finite differences for the gradients.
-
-
 def by_hand(hidden, weight, targets, bias, temperature, softcap):
     out = []
     for row, y in zip(hidden.tolist(), targets.tolist(), strict=True):
@@ -152,8 +148,6 @@ def test_errors_are_no_larger_than_the_naive_path(dtype, frozen):
 
 
 # Edges.
-
-
 def test_scores_of_minus_infinity():
     """They do not enter the entropy; such a target has log-probability −∞ and finite gradients."""
     hidden, weight, _, b = problem(6, 16, 300, torch.float32, scale=0.3, bias=True)

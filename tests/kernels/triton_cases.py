@@ -124,9 +124,8 @@ if not INTERPRETED:
         extra = torch.cuda.max_memory_allocated() - before - 2 * (hidden.numel() + weight.numel())
         assert extra <= 1 << 29, f"{extra / 2**20:.0f} MiB"
 
+
 # ── drawing a token ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def drawn(logits, u, temperature, monkeypatch, block=64):
     from dew.decoding import fused
 

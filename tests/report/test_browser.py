@@ -363,8 +363,6 @@ def test_next_flipped_token_and_the_clickable_strip(odd: Path, opened: Any) -> N
 
 
 # ── address, keyboard and curves ──────────────────────────────────────────────────────────────────────────────
-
-
 def test_groups_and_views_open_by_address_key_and_tab(report: Path, groups: list[GroupRecord], opened: Any) -> None:
     page = opened(report, at(groups[5]))
     for key, n in (("", 5), ("j", 6), ("k", 5), ("k", 4)):
@@ -474,8 +472,6 @@ def test_content_security_policy_blocks_what_is_injected(report: Path, window: A
 
 
 # ── themes, phone, print, accessibility ─────────────────────────────────────────────────────────────────────
-
-
 def test_key_switches_between_light_and_dark(report: Path, opened: Any) -> None:
     page = opened(report, "#groups")
     pixel = "document.querySelector('.strip').getContext('2d').getImageData(0, 0, 1, 1).data.join()"
@@ -518,8 +514,6 @@ def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[st
 
 
 # ── runs with little in them, arms and studies ──────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line",

@@ -39,8 +39,6 @@ class Weights(TrainerCallback):
 
 
 # Where a value that is not finite enters, in which steps.
-
-
 def replacing(owner, name, change):
     """Pass what a method returns through `change`."""
     inner = getattr(owner, name)
