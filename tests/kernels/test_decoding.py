@@ -476,12 +476,6 @@ def test_entropy_from_sampling_replaces_the_scoring_pass(tmp_path, monkeypatch, 
     torch.testing.assert_close(sampled.logp[mask], passed_logp[mask], rtol=1e-5, atol=1e-5)
 
 
-def test_a_sampler_without_entropies_says_so_once(tmp_path, caplog):
-    caplog.set_level("INFO", "dew")
-    trl_tiny.trainer(tmp_path, algorithm="gtpo", captured_sampling=False).train()
-    assert len([r for r in caplog.records if "sampling with generate" in r.getMessage()]) == 1
-
-
 @pytest.mark.usefixtures("captured")
 def test_a_sampler_that_differs_too_much_is_not_used(tmp_path, monkeypatch, caplog):
     inner = Decoder.scored

@@ -7,7 +7,7 @@ from trl import GRPOConfig, TrlParser
 
 import trl_tiny as tiny
 from dew import GTPO
-from dew.engines.trl import DewConfig
+from dew.engines.trl import DewConfig, DewTrainer
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
 from dew.run.folder import RunFolder
@@ -161,8 +161,6 @@ def test_the_nearest_settings_fit(tmp_path, monkeypatch):
 
 
 def test_plain_grpo_config_is_rejected(tmp_path):
-    from dew.engines.trl import DewTrainer
-
     args = GRPOConfig(str(tmp_path), per_device_train_batch_size=8, bf16=False, use_cpu=True)
     with pytest.raises(ConfigError, match="DewConfig"):
         DewTrainer(tiny.model(), tiny.has_a, args, tiny.prompts(), processing_class=tiny.tokenizer())

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 import trl_tiny as tiny
@@ -25,14 +28,12 @@ FSDP2 = {
     "FSDP_RESHARD_AFTER_FORWARD": "true",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
 }
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
 METRICS = ("accuracy", "entropy", "entropy/wrong", "credit/mean_correct", "loss", "grad_norm", "ratio/max")
 
 
 def shard():
     """FSDP2 in this process. accelerate reads its settings on GPUs only, so it is told that these are some."""
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import DistributedType
-
     os.environ.update(FSDP2)
     inner = AcceleratorState.__init__
 
@@ -42,12 +43,6 @@ def shard():
         inner(self, *args, **kwargs)
 
     AcceleratorState.__init__ = on_gpus
-
-
-def lora():
-    from peft import LoraConfig
-
-    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
 
 
 def run(
@@ -61,7 +56,7 @@ def run(
         outcome,
         data=tiny.prompts(problems),
         policy=tiny.model(tie_word_embeddings=tied),
-        others={"rollout_func": tiny.scripted if scripted else None, "peft_config": lora() if adapter else None},
+        others={"rollout_func": tiny.scripted if scripted else None, "peft_config": LORA if adapter else None},
         # 3 groups of 8 answers: with 12 rows on each of two processes, the second group spans both
         per_device_train_batch_size=24 // processes,
         num_generations=8,

@@ -1,5 +1,6 @@
 """What a run writes: metrics with fixed names, alarms, token records, facts; and TRL's table of completions."""
 
+import pandas
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -8,6 +9,7 @@ import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
 from dew.engines.recorder import due
 from dew.errors import ConfigError
+from dew.rewards import Verdict, Verifier
 from dew.run.folder import RunFolder
 
 EVERY_STEP = {
@@ -112,8 +114,6 @@ def test_algorithms_without_entropy_are_recorded_too(tmp_path):
 
 
 def test_verdicts_of_a_verifier_are_recorded(tmp_path):
-    from dew.rewards import Verdict, Verifier
-
     def check(text, answer):
         found = text[:1]
         status = "unparsable" if not found else "timeout" if found.isdigit() else "correct" if found < "f" else "wrong"
@@ -135,8 +135,6 @@ def test_verdicts_of_a_verifier_are_recorded(tmp_path):
 
 # ── TRL's table ───────────────────────────────────────────────────────────────────────────────────────────
 def test_the_completions_table_shows_our_advantages(run):
-    import pandas
-
     _, folder = run
     table = pandas.read_parquet(folder.path / "completions" / "completions_00004.parquet")
     assert len(table) == 8

@@ -1,5 +1,7 @@
 """Dynamic sampling and overlong penalties: groups without signal, by the outcome reward alone, are replaced."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,17 +11,9 @@ from dew.engines.trl.batch import Batch
 from dew.engines.trl.rollout import PromptStream, fill_batch, round_size
 from dew.run.folder import RunFolder
 
-
-class OneProcess:
-    """An accelerator of one process."""
-
-    num_processes, process_index = 1, 0
-
-    def pad_across_processes(self, x, **_):
-        return x
-
-    def gather(self, x):
-        return x
+ONE_PROCESS = SimpleNamespace(
+    num_processes=1, process_index=0, gather=lambda x: x, pad_across_processes=lambda x, **_: x
+)
 
 
 def sampler(outcomes, size=2):
@@ -64,7 +58,7 @@ def fill(outcomes, quota, max_rounds, size=2, oversample=1.0):
     algorithm = DAPO(max_rounds=max_rounds, oversample=oversample)
     stream = PromptStream(outcomes, seed=0, shuffle=False)
     fills = {"prompt_ids": -1}
-    return fill_batch(sample, algorithm, stream, OneProcess(), quota=quota, size=size, fills=fills), rounds, stream
+    return fill_batch(sample, algorithm, stream, ONE_PROCESS, quota=quota, size=size, fills=fills), rounds, stream
 
 
 MIXED, SOLVED, FAILED = (1, 0), (1, 1), (0, 0)

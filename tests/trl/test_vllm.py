@@ -6,8 +6,13 @@ and cannot be tried without a GPU.
 
 import pytest
 import torch
+from datasets import Dataset
+from peft import LoraConfig
 
 import trl_tiny as tiny
+from dew.engines.trl import DewConfig, DewTrainer
+from dew.rewards import verifier
+from dew.tasks import TINY, task
 
 pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
 from benchmarks import vllm_sync
@@ -20,11 +25,6 @@ STEPS = 3
 @pytest.fixture(scope="module", params=["full", "lora"])
 def trained(tmp_path_factory, request):
     """A trainer after three steps, with what vLLM sampled and what the loss was given at each."""
-    from datasets import Dataset
-
-    from dew.engines.trl import DewConfig, DewTrainer
-    from dew.rewards import verifier
-    from dew.tasks import TINY, task
 
     class Watched(DewTrainer):
         def _generate_and_score_completions(self, inputs):
@@ -51,8 +51,6 @@ def trained(tmp_path_factory, request):
     )
     adapter = None
     if request.param == "lora":
-        from peft import LoraConfig
-
         adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     data = Dataset.from_list(task("countdown").rows(64))
     trainer = Watched(str(TINY), verifier("countdown"), args, data, peft_config=adapter)
