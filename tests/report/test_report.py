@@ -308,12 +308,6 @@ def test_folder_without_a_run(tmp_path: Path) -> None:
         build([])
 
 
-def test_empty_run_has_a_page(tmp_path: Path) -> None:
-    RunFolder(tmp_path).write_run({"name": "just started", "status": "running"})
-    found = report_of(build([tmp_path]))["runs"][0]
-    assert found["metrics"] == {} and found["groups"] == [] and found["credit"]["tokens"] == 0
-
-
 # ── other trainers ──────────────────────────────────────────────────────────────────────────────────────────
 def test_trl_run(tmp_path: Path) -> None:
     """TRL 1.16 writes its curves into each checkpoint."""
