@@ -1,3 +1,5 @@
+import ast
+import inspect
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -265,9 +267,6 @@ def test_kl_term_needs_a_coefficient():
 # ---- settings ----------------------------------------------------------------------------------
 def test_every_field_has_a_docstring():
     """The docstring under each field is its help text: `ast` finds one under each."""
-    import ast
-    import inspect
-
     classes = {ancestor for cls in _BY_NAME.values() for ancestor in cls.__mro__ if issubclass(ancestor, Algorithm)}
     for cls in classes:
         body = ast.parse(inspect.getsource(cls)).body[0].body

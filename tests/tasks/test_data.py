@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -195,8 +196,6 @@ def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
 @settings(max_examples=20)
 @given(st.integers(0, 9), st.integers(0, 60), st.integers(0, 60))
 def test_fewer_rows_are_a_prefix_and_removing_a_row_moves_no_other(seed: int, n: int, gone: int):
-    from tempfile import TemporaryDirectory
-
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / "a.jsonl", ROWS)
         whole = task(str(path), template="plain").rows(1000, seed=seed)

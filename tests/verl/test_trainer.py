@@ -18,6 +18,7 @@ from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from dew.algorithms import GTPO
 from dew.engines.verl import trainer
+from dew.engines.verl.main import EXTERNAL, main, prepare, start
 from dew.engines.verl.trainer import CreditMixin
 from dew.errors import ConfigError, EngineError
 
@@ -165,8 +166,6 @@ def test_a_trainer_that_does_not_call_the_estimator(step, monkeypatch):
 
 
 def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
-    from dew.engines.verl.main import EXTERNAL, prepare
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(EXTERNAL, "mine")
     ours = config("algorithm.dew_run.folder=runs/a")
@@ -178,8 +177,6 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
 
 
 def test_main_refuses_before_ray_starts(monkeypatch):
-    from dew.engines.verl.main import start
-
     monkeypatch.setattr("dew.engines.verl.main.run_ppo", lambda *_: pytest.fail("Ray was started"))
     with pytest.raises(EngineError, match="bypass_mode"):
         start(config("algorithm.rollout_correction.bypass_mode=True"))
@@ -188,8 +185,6 @@ def test_main_refuses_before_ray_starts(monkeypatch):
 
 
 def test_main_prints_one_line_per_problem():
-    from dew.engines.verl.main import main
-
     wrong = config("algorithm.rollout_correction.bypass_mode=True", "trainer.v1.trainer_mode=sync")
     with pytest.raises(SystemExit) as exit:
         main.__wrapped__(wrong)
