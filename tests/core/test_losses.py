@@ -39,20 +39,13 @@ def loss(**settings):
     return policy_loss(LOGP, OLD, ADVANTAGES, MASK, **settings)[0].item()
 
 
-def test_golden_token_ratio():
-    # min(2, 1.28) = 1.28, min(½, .8) = ½ | min(−1, −1) = −1
+def test_golden_ratios():
+    # token: min(2, 1.28) = 1.28, min(½, .8) = ½ | min(−1, −1) = −1
     assert loss() == pytest.approx(-(1.28 + 0.5 - 1) / 3)
     assert loss(reduce="sequences") == pytest.approx(-((1.28 + 0.5) / 2 - 1) / 2)
-
-
-def test_golden_sequence_mean():
-    # ŵ = (2 + ½)/2 = 1.25 < 1.28, for both tokens of row 1
+    # sequence_mean: ŵ = (2 + ½)/2 = 1.25 < 1.28, for both tokens of row 1; sequence_geometric: ŵ = √(2 · ½) = 1
     assert loss(ratio="sequence_mean", reduce="sequences") == pytest.approx(-(1.25 - 1) / 2)
     assert loss(ratio="sequence_mean", clip_high=0.2, reduce="sequences") == pytest.approx(-(1.2 - 1) / 2)
-
-
-def test_golden_sequence_geometric():
-    # ŵ = √(2 · ½) = 1
     assert loss(ratio="sequence_geometric", reduce="sequences") == pytest.approx(0)
 
 
