@@ -27,18 +27,8 @@ def test_the_committed_figure():
 def test_a_whole_comparison(tmp_path):
     """Two arms, then a further seed: finished runs are not trained again."""
     given = "--recipe tiny/countdown --limit 24 --steps 4 --optimizer-steps 2 --group-size 4 --prompts 2"
-    given += " --micro-batch 2 --sets countdown:6 -k 2"
-    words = [
-        sys.executable,
-        script.__file__,
-        tmp_path,
-        *given.split(),
-        "--arms",
-        "dapo",
-        "gtpo",
-        "--logging_steps",
-        "1",
-    ]
+    given += " --micro-batch 2 --sets countdown:6 -k 2 --arms dapo gtpo --logging_steps 1"
+    words = [sys.executable, script.__file__, tmp_path, *given.split()]
 
     def seeds(*wanted):
         return subprocess.run([*words, "--seeds", *wanted], capture_output=True, text=True, check=True).stdout

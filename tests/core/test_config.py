@@ -50,20 +50,11 @@ def test_keys_are_split_into_dews_own_and_the_engines():
 
 
 def test_a_written_run_reads_back_the_same(tmp_path):
-    run = make_run(
-        {
-            "task": "countdown",
-            "task_settings": {"numbers": 3},
-            "scores": {"problems": 16},
-            "learning_rate": 1e-6,
-            "word": "no",
-            "number_as_text": "1e-6",
-            "zeros": "089",
-            "nested": {"on": ["a: b", "#", {"deep": None}]},
-            "clip": (0.2, 0.28),
-            "long": f"{'x' * 70} >\ufeff\u2028x - a",  # ruamel breaks the line there, which adds a space
-        }
-    )
+    texts = {"word": "no", "number_as_text": "1e-6", "zeros": "089"}
+    texts["long"] = f"{'x' * 70} >\ufeff\u2028x - a"  # ruamel breaks the line there, which adds a space
+    values = {"learning_rate": 1e-6, "nested": {"on": ["a: b", "#", {"deep": None}]}, "clip": (0.2, 0.28)}
+    keys = {"task": "countdown", "task_settings": {"numbers": 3}, "scores": {"problems": 16}}
+    run = make_run({**keys, **values, **texts})
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(run, header=["dew 0.1.0"]))
     again = read_run(path)

@@ -9,7 +9,7 @@ from accelerate import Accelerator
 
 import trl_tiny as tiny
 from dew import DAPO, GTPO
-from dew.engines.credit import give_credit
+from dew.engines.credit import Rows, give_credit
 from dew.engines.trl.guide import GuideAnswer, MixedPolicy, RecordedGuide
 from dew.engines.trl.loss import loss_part
 from dew.errors import ConfigError, EngineError
@@ -97,18 +97,12 @@ def policy(**settings):
 
 def rows(correct, guided_rows, group=None):
     count = len(correct)
-    return SimpleNamespace(
-        group=torch.tensor(group or [0] * count),
-        mask=torch.ones(count, 2, dtype=torch.bool),
-        outcome=torch.tensor(correct, dtype=torch.float32),
-        extra=torch.zeros(count),
-        entropy=torch.ones(count, 2),
-        logp=None,
-        sum_sq=None,
-        tokens=None,
-        filler=torch.zeros(count, dtype=torch.bool),
-        inputs={"guided": torch.tensor(guided_rows)},
-    )
+    found = Rows(
+        group=torch.tensor(group or [0] * count), mask=torch.ones(count, 2, dtype=torch.bool),
+        outcome=torch.tensor(correct, dtype=torch.float32), extra=torch.zeros(count), entropy=torch.ones(count, 2),
+    )  # fmt: skip
+    filler = torch.zeros(count, dtype=torch.bool)
+    return SimpleNamespace(**vars(found), filler=filler, inputs={"guided": torch.tensor(guided_rows)})
 
 
 def part(guided_rows, guide_logps, logp, weight=1.0, correction=None, advantage=1.0, **settings):

@@ -19,17 +19,9 @@ def first_letters(completions, **_):
 
 def trained(folder, less_padding, reward=outcome, policy=None, **settings):
     """The weights after two optimizer steps, the lines of metrics, and the tokens of each pass with a gradient."""
-    trainer = tiny.trainer(
-        folder,
-        reward,
-        data=DATA,
-        policy=policy,
-        others={"rollout_func": tiny.scripted},
-        less_padding=less_padding,
-        optim="sgd",
-        learning_rate=0.1,
-        **settings,
-    )
+    others = {"rollout_func": tiny.scripted}
+    settings |= {"less_padding": less_padding, "optim": "sgd", "learning_rate": 0.1}
+    trainer = tiny.trainer(folder, reward, data=DATA, policy=policy, others=others, **settings)
     inner, tokens = trainer.model.model.forward, []
 
     def counted(*args, **kwargs):

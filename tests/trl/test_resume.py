@@ -27,16 +27,11 @@ class Kill(TrainerCallback):
 
 
 STEPS = 6
+SEVERAL = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 SETTINGS = {
     "gtpo, several epochs": {"algorithm": "gtpo", "data": 4},
     "gtpo, killed inside a generation": {"algorithm": "gtpo", "data": 16, "num_iterations": 3},
-    "grpo_s, several optimizer steps per generation": {
-        "algorithm": "grpo_s",
-        "data": 16,
-        "steps_per_generation": 4,
-        "gradient_accumulation_steps": 2,
-        "per_device_train_batch_size": 4,
-    },
+    "grpo_s, several optimizer steps per generation": {"algorithm": "grpo_s", "data": 16, **SEVERAL},
     "dapo, dynamic sampling": {"algorithm": "dapo", "data": 6},
 }
 

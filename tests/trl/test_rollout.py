@@ -27,27 +27,12 @@ def sampler(outcomes, size=2):
         width = 1 + len(rounds)  # each round has longer answers than the one before
         mask = torch.ones(len(ids), width, dtype=torch.bool)
         none, lengths = torch.zeros(len(ids), dtype=torch.bool), mask.sum(-1)
-        return Batch(
-            inputs={
-                "prompt_ids": ids[:, None].repeat(1, width),
-                "completion_mask": mask.long(),
-                "num_items_in_batch": torch.tensor(1),
-            },
-            group=torch.arange(len(ids)) // size,
-            mask=mask,
-            outcome=correct,
-            extra=torch.zeros(len(ids)),
-            entropy=None,
-            parts=correct[:, None],
-            total_length=lengths,
-            length=lengths,
-            truncated=none,
-            filler=none,
-            finite=~none,
-            gold=[str(i) for i in ids.tolist()],
-            answers={"outcome": correct},
-            groups={},
-        )
+        inputs = {"prompt_ids": ids[:, None].repeat(1, width), "completion_mask": mask.long()}
+        inputs["num_items_in_batch"] = torch.tensor(1)
+        rows = {"group": torch.arange(len(ids)) // size, "mask": mask, "outcome": correct, "extra": 0.0 * correct}
+        rows |= {"total_length": lengths, "length": lengths, "truncated": none, "filler": none, "finite": ~none}
+        rows |= {"entropy": None, "parts": correct[:, None], "gold": [str(i) for i in ids.tolist()]}
+        return Batch(inputs=inputs, **rows, answers={"outcome": correct}, groups={})
 
     return sample, rounds
 

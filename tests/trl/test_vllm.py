@@ -10,7 +10,7 @@ from datasets import Dataset
 from peft import LoraConfig
 
 import trl_tiny as tiny
-from dew.engines.trl import DewConfig, DewTrainer
+from dew.engines.trl import DewTrainer
 from dew.rewards import verifier
 from dew.tasks import TINY, task
 
@@ -34,21 +34,11 @@ def trained(tmp_path_factory, request):
 
     vllm_sync.on_a_cpu()
     seen = []
-    args = DewConfig(
-        output_dir=str(tmp_path_factory.mktemp("run")),
-        algorithm="gtpo",
-        use_vllm=True,
-        vllm_mode="colocate",
-        vllm_gpu_memory_utilization=0.2,
-        vllm_max_model_length=64,
-        max_steps=STEPS,
-        num_generations=8,
-        per_device_train_batch_size=32,
-        max_completion_length=28,
-        learning_rate=1e-2,  # large: a sampler left behind would be far off after a step
-        save_strategy="no",
-        **tiny.ON_A_CPU,
-    )
+    batch = {"num_generations": 8, "per_device_train_batch_size": 32, "max_completion_length": 28, "max_steps": STEPS}
+    sampler = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": 64}
+    rate = 1e-2  # large: a sampler left behind would be far off after a step
+    folder = tmp_path_factory.mktemp("run")
+    args = tiny.config(folder, use_vllm=True, learning_rate=rate, **batch, **sampler)
     adapter = None
     if request.param == "lora":
         adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")

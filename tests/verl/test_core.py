@@ -53,17 +53,10 @@ def test_verls_compute_advantage_equals_dews_credit(entry, name):
     with batch_context(context(name, entropy)) as c:
         data = compute_advantage(proto(rewards, mask, uids), adv_estimator=name)
     n = len(mask) - 3
-    expected = give_credit(
-        c.algorithm,
-        Rows(
-            group=torch.tensor(entry["input"]["group"]),
-            mask=mask[:n].bool(),
-            outcome=torch.tensor(entry["input"]["reward"]),
-            extra=torch.zeros(n),
-            entropy=entropy[:n],
-            logp=c.logp[:n],
-        ),
-    ).advantages
+    group, outcome = (torch.tensor(entry["input"][name]) for name in ("group", "reward"))
+    signals = {"entropy": entropy[:n], "logp": c.logp[:n]}
+    alone = Rows(group=group, mask=mask[:n].bool(), outcome=outcome, extra=torch.zeros(n), **signals)
+    expected = give_credit(c.algorithm, alone).advantages
     close(data.batch["advantages"][:n], expected, rtol=0, atol=0)
     assert not data.batch["advantages"][n:].any()
 

@@ -41,30 +41,17 @@ def small(**changes):
 def test_the_papers_setup():
     """Batch 128 prompts x 16 answers, one optimizer step each; 2,048 + 4,096 tokens; lr 1e-6; 210 steps."""
     found = prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
+    clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "use_kl_loss": False, "calculate_entropy": False}
     expected = {
-        "data.train_batch_size": 128,
-        f"{ACTOR}.ppo_mini_batch_size": 128,
-        f"{ROLLOUT}.n": 16,
-        "data.max_prompt_length": 2048,
-        "data.max_response_length": 4096,
-        f"{ACTOR}.optim.lr": 1e-6,
-        f"{ACTOR}.clip_ratio_low": 0.2,
-        f"{ACTOR}.clip_ratio_high": 0.28,
-        f"{ACTOR}.loss_agg_mode": "token-mean",
-        f"{ACTOR}.use_kl_loss": False,
-        f"{ACTOR}.calculate_entropy": False,
-        f"{ROLLOUT}.temperature": 1.0,
-        f"{ROLLOUT}.top_p": 1.0,
-        "algorithm.adv_estimator": "gtpo",
-        "algorithm.rollout_correction.rollout_is_threshold": "1e-09_3.0",  # TRL's default
-        "algorithm.filter_groups.enable": False,
-        "trainer.v1.trainer_mode": "dew_sync",
-        "trainer.total_training_steps": 210,
-        "trainer.save_freq": 30,
-        "trainer.n_gpus_per_node": 8,
-        "trainer.nnodes": 1,
-        "data.seed": 0,
+        "data": {"train_batch_size": 128, "max_prompt_length": 2048, "max_response_length": 4096, "seed": 0},
+        ACTOR: {"ppo_mini_batch_size": 128, "optim.lr": 1e-6, "loss_agg_mode": "token-mean", **clips},
+        ROLLOUT: {"n": 16, "temperature": 1.0, "top_p": 1.0},
+        "algorithm": {"adv_estimator": "gtpo", "filter_groups.enable": False},
+        "algorithm.rollout_correction": {"rollout_is_threshold": "1e-09_3.0"},  # TRL's default
+        "trainer": {"total_training_steps": 210, "save_freq": 30, "n_gpus_per_node": 8, "nnodes": 1},
+        "trainer.v1": {"trainer_mode": "dew_sync"},
     }
+    expected = flat(expected)
     assert {key: found[key] for key in expected} == expected
     assert found.batches == Batches(sampled=2048, trained=2048, answers=16, processes=8)
 
