@@ -1,6 +1,6 @@
 import ast
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import pytest
@@ -360,10 +360,15 @@ def test_lists_become_tuples_where_a_setting_is_one(algorithm_registry):
     assert found.bounds == (0.1, 0.2) and found.steps == [1]
 
 
-def test_missing_entropy_and_missing_budget():
+def test_missing_columns_and_missing_budget():
     batch = Rollouts(mask=torch.ones(1, 2, 3).bool(), reward=torch.tensor([[0.0, 1.0]]))
     with pytest.raises(ShapeError, match="gtpo needs the sampling policy's entropy"):
         get_algorithm("gtpo").advantages(batch)
+    for name in ("clip_cov", "otb"):
+        with pytest.raises(ShapeError, match=f"{name} needs the sampling policy's log-probability"):
+            get_algorithm(name).advantages(batch)
+    with pytest.raises(ShapeError, match="sum of squared probabilities"):
+        get_algorithm("otb").advantages(replace(batch, logp=torch.zeros(1, 2, 3)))
     with pytest.raises(ConfigError, match="Set max_tokens"):
         get_algorithm("dr_grpo").divisor(1, 1)
     with pytest.raises(ConfigError, match="max_tokens and overlong_buffer"):

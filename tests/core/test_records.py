@@ -160,11 +160,6 @@ def test_alarm_repeated_by_a_resumed_run_is_listed_once(tmp_path: Path) -> None:
     assert [(a["step"], a["value"]) for a in run.alarms()] == [(3, 0.5), (9, 0.2)]
 
 
-def test_empty_folder_is_an_empty_run(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path / "none")
-    assert (run.run(), run.metrics(), run.alarms(), run.scores(), list(run.records())) == ({}, [], [], [], [])
-
-
 def test_damaged_files_and_a_newer_schema(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     for name, read in {"run.json": run.run, "scores.json": run.scores, "metrics.jsonl": run.metrics}.items():

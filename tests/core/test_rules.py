@@ -601,18 +601,6 @@ def test_invalid_settings(name, settings, says):
     assert len(error.value.problems) == 1
 
 
-def test_missing_columns():
-    batch = Rollouts(mask=torch.ones(1, 2, 3).bool(), reward=torch.tensor([[0.0, 1.0]]))
-    for name, says in (
-        ("clip_cov", "clip_cov needs the sampling policy's log-probability"),
-        ("otb", "log-probability"),
-    ):
-        with pytest.raises(DewError, match=says):
-            get_algorithm(name).advantages(batch)
-    with pytest.raises(DewError, match="sum of squared probabilities"):
-        get_algorithm("otb").advantages(Rollouts(mask=batch.mask, reward=batch.reward, logp=torch.zeros(1, 2, 3)))
-
-
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -178,15 +178,11 @@ def test_frequencies_of_drawn_tokens():
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma"])
 def test_fused_parts_of_a_decoder(family, longer, monkeypatch):
     """Greedy answers as without them. Gemma's norm computes something else, and stays."""
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 40,
-    }
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **shape, num_key_value_heads=2, head_dim=8, initializer_range=0.5)
+    config = AutoConfig.for_model(
+        family, **shape, num_key_value_heads=2, head_dim=8, initializer_range=0.5, vocab_size=40
+    )
     model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
     for p in model.parameters():
         if p.ndim == 1:

@@ -659,12 +659,10 @@ def test_a_wrong_answer_beside_its_nearest_correct_one(page: Page, mixed: GroupR
     assert shown == [answer.tokens[at], mixed.answers[j].tokens[at]]
 
 
-@pytest.mark.parametrize("status", ["failed", "killed", "running"])
+@pytest.mark.parametrize("status", ["killed", "running"])
 def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any, status: str) -> None:
-    run = RunFolder(tmp_path / "tc")
-    error = "ValueError: reward boom" if status == "failed" else None
-    run.write_run({"name": "tc", "status": "failed" if error else "running", "error": error, "steps": 60})
-    now = time.time()
+    run, now = RunFolder(tmp_path / "tc"), time.time()
+    run.write_run({"name": "tc", "status": "running", "steps": 60})
     for step in range(1, 13):
         run.append_metrics({"step": step, "time": now + 10 * (step - 12), "accuracy": 0.05 * step})
     run.append_alarm({"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."})
@@ -676,8 +674,7 @@ def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any
         assert "running · 12/60 · 8 min left · last step at" in about and page.tab.title() == "12/60 ▲1 tc · dew"
         assert "Too long." in first
     else:
-        how = {"failed": "Stopped by an error at step 12 of 60: ValueError: reward boom", "killed": "Killed"}[status]
-        assert how in first and status in about and page.tab.title() == "tc · dew"
+        assert "Killed" in first and "killed" in about and page.tab.title() == "tc · dew"
     assert page.tab.evaluate(FITS)
 
 

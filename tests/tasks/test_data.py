@@ -167,12 +167,7 @@ def test_templates():
 # ── Oracle: the copies of the real sets ───────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("name", "train", "held_out"),
-    [
-        ("gsm8k", 7473, 1319),
-        ("math500", 0, 500),
-        ("amc23", 0, 40),
-        ("countdown-tinyzero", 8001, 2001),
-    ],
+    [("gsm8k", 7473, 1319), ("math500", 0, 500), ("amc23", 0, 40), ("countdown-tinyzero", 8001, 2001)],
 )
 def test_the_real_sets_are_complete(shared, name: str, train: int, held_out: int):
     assert len(named(name).problems("held_out")) == held_out

@@ -35,14 +35,9 @@ OUR_SETTINGS = {
     "cispo": {"dynamic_sampling": False, "clip_high": 0.01},  # TRL's epsilon_high is the bound itself
     "sapo": {"tau_pos": 2.0, "tau_neg": 3.0},
 }
-SHARED = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "num_iterations": 2,  # so that TRL keeps the old log-probabilities
-    "num_generations": 4,
-    "max_completion_length": 6,
-    **tiny.ON_A_CPU,
-}
+BATCH = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+SHARED = {**BATCH, "max_completion_length": 6, **tiny.ON_A_CPU}
+SHARED["num_iterations"] = 2  # so that TRL keeps the old log-probabilities
 SOME_TRUNCATED = partial(tiny.scripted, seed=2)
 VARIANTS = {
     "plain": ({}, [outcome]),
