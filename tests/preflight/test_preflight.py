@@ -305,14 +305,9 @@ def test_memory_remedies_name_what_to_change():
 
 def drawn(outcome, **changes):
     n = len(outcome)
-    plain = {
-        "outcome": np.array(outcome, float).reshape(-1, 4),
-        "parts": np.array(outcome, float)[:, None],
-        "signal": [0 < sum(x or 0 for x in outcome[i : i + 4]) < 4 for i in range(0, n, 4)],
-        "truncated": [False] * n,
-        "lengths": [5] * n,
-        "entropy": 0.5,
-    }
+    rewards = np.array(outcome, float)
+    plain = {"outcome": rewards.reshape(-1, 4), "parts": rewards[:, None], "truncated": [False] * n, "lengths": [5] * n}
+    plain |= {"signal": [0 < sum(x or 0 for x in outcome[i : i + 4]) < 4 for i in range(0, n, 4)], "entropy": 0.5}
     return trl.Answers(**{**plain, **changes})
 
 

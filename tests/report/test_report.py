@@ -421,11 +421,8 @@ def test_tasks_of_a_study_are_judged_apart(tmp_path: Path) -> None:
         assert [results[key] for key in ("findings", "rows")] == [single[key] for key in ("findings", "rows")]
         names = [row["name"] for row in results["rows"]]
         assert names[:4] == ["area", "final", "pass@1", "pass@16"] and not {"accuracy", "eval/pass@1"} & set(names)
-    assert [arm["label"] for arm in content["tasks"][1]["arms"]] == [
-        "baseline @ 0.0001",
-        "synthetic(1) @ 0.0002",
-        "synthetic(2) @ 0.0002",
-    ]
+    labels = [arm["label"] for arm in content["tasks"][1]["arms"]]
+    assert labels == ["baseline @ 0.0001", "synthetic(1) @ 0.0002", "synthetic(2) @ 0.0002"]
     (text,) = (finding["text"] for finding in content["tasks"][0]["findings"] if finding.get("alarm") == "wrong_sign")
     assert text.endswith(" In 1 of 6 runs of synthetic(1) and 6 of 6 runs of synthetic(2).")
 

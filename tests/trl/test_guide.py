@@ -107,13 +107,9 @@ def rows(correct, guided_rows, group=None):
 
 def part(guided_rows, guide_logps, logp, weight=1.0, correction=None, advantage=1.0, **settings):
     count, logp = len(guided_rows), torch.as_tensor(logp)
-    inputs = {
-        "advantages": torch.full((count, 2), advantage),
-        "completion_mask": torch.ones(count, 2),
-        "guided": torch.tensor(guided_rows),
-        "guide_logps": torch.tensor(guide_logps),
-        "row_weight": torch.full((count,), weight),
-    }
+    inputs = {"advantages": torch.full((count, 2), advantage), "completion_mask": torch.ones(count, 2)}
+    inputs |= {"guided": torch.tensor(guided_rows), "guide_logps": torch.tensor(guide_logps)}
+    inputs["row_weight"] = torch.full((count,), weight)
     if correction is not None:
         inputs["importance_sampling_ratio"] = torch.full((count, 1), correction)
     return policy(**settings).parts(inputs, logp, loss_part(inputs, logp, torch.ones(count, 2)))

@@ -1,6 +1,5 @@
 """The losses in the trainer: TRL's own where TRL has the same, and the batch's however it is cut."""
 
-import copy
 from functools import partial
 
 import pytest
@@ -130,24 +129,15 @@ def test_the_algorithm_trl_is_the_users_trl_run(name, tmp_path):
 
 
 def gradient_of(folder, algorithm, per_device, accumulation):
-    trainer = tiny.ready(
-        folder,
-        policy=copy.deepcopy(POLICY),
-        algorithm=algorithm,
-        algorithm_kwargs={"dynamic_sampling": False} if algorithm == "dapo" else {},
-        per_device_train_batch_size=per_device,
-        gradient_accumulation_steps=accumulation,
-        num_generations=16,
-    )
+    batch = {"per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation}
+    kwargs = {"dynamic_sampling": False} if algorithm == "dapo" else {}
+    trainer = tiny.ready(folder, algorithm=algorithm, algorithm_kwargs=kwargs, num_generations=16, **batch)
     trainer.current_gradient_accumulation_steps = accumulation
     for micro in range(accumulation):
         trainer._step = micro
         part = trainer._prepare_inputs(tiny.rows(trainer))
         trainer._compute_loss(trainer.model, part).backward()
     return tiny.gradient(trainer.model)
-
-
-POLICY = tiny.model()
 
 
 @pytest.mark.parametrize("algorithm", ["dapo", "grpo", "grpo_s", "dr_grpo"])

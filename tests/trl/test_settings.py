@@ -47,13 +47,9 @@ def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
     names = {}
     exec(code, names)
     settings = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, **tiny.ON_A_CPU}
-    trainer = names["ShapedTrainer"](
-        tiny.model(),
-        tiny.has_a,
-        GRPOConfig(str(tmp_path), max_steps=1, num_iterations=2, **settings),
-        tiny.prompts(),
-        processing_class=tiny.tokenizer(),
-    )
+    args = GRPOConfig(str(tmp_path), max_steps=1, num_iterations=2, **settings)
+    given = (tiny.model(), tiny.has_a, args, tiny.prompts())
+    trainer = names["ShapedTrainer"](*given, processing_class=tiny.tokenizer())
     seen = {}
     inner = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: seen.update(inputs) or inner(model, inputs)

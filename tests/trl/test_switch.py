@@ -36,10 +36,8 @@ def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("switch")
     tiny.model().save_pretrained(folder / "base")
     tiny.tokenizer().save_pretrained(folder / "base")
-    others = {
-        "eval_dataset": tiny.prompts(8),
-        "peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
-    }
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    others = {"eval_dataset": tiny.prompts(8), "peft_config": lora}
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
     trainer = tiny.trainer(
         folder / "run", [brevity, tiny.has_a], policy=str(folder / "base"), others=others, records_every=1,

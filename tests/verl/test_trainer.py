@@ -13,7 +13,6 @@ pytest.importorskip("verl", reason="verl is not installed: these run with `make 
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from dew.algorithms import GTPO
@@ -21,6 +20,7 @@ from dew.engines.verl import trainer
 from dew.engines.verl.main import EXTERNAL, main, prepare, start
 from dew.engines.verl.trainer import CreditMixin
 from dew.errors import ConfigError, EngineError
+from verl_worker import proto
 
 H = [[1.0, 2.0], [2.0, 1.0, 3.0], [1.0, 4.0], [1.0]]
 UIDS = ["a", "a", "a", "pad"]
@@ -40,14 +40,9 @@ def default_config():
 def config(*overrides):
     found = deepcopy(default_config())
     OmegaConf.set_struct(found, False)
-    found.merge_with_dotlist(
-        [
-            "algorithm.adv_estimator=gtpo",
-            "trainer.v1.trainer_mode=dew_sync",
-            "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True",
-            *overrides,
-        ]
-    )
+    exact = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True"
+    ours = ["algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", exact]
+    found.merge_with_dotlist([*ours, *overrides])
     return found
 
 
@@ -58,13 +53,9 @@ class Verls:
         self.config, self.global_steps, self.mode = config, 1, config.trainer.v1.trainer_mode
 
     def _compute_advantage(self, batch, metrics):
-        data = DataProto.from_dict(
-            tensors={
-                "token_level_rewards": torch.tensor([[0, 1.0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),
-                "response_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]),
-            },
-            non_tensors={"uid": np.array(UIDS, dtype=object)},
-        )
+        rewards = torch.tensor([[0, 1.0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
+        mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]])
+        data = proto(rewards, mask, np.array(UIDS, dtype=object))
         compute_advantage(data, self.config.algorithm.adv_estimator, config=self.config.algorithm)
         batch.advantages = data.batch["advantages"]
         return batch
