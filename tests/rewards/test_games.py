@@ -42,6 +42,10 @@ def test_countdown_rejects(text: str, why: str):
     assert check(text, [2, 3, 5], 16).status == "wrong", why
 
 
+def test_countdown_requires_every_number():
+    assert check("3*5=15", [2, 3, 5], 15).status == "wrong" and check("3*5=15", [3, 5], 15).correct
+
+
 @pytest.mark.parametrize(
     "text",
     ["", ";", "16", "3+5", "3+5=", "3+5=8;", "3+5=8;8*2", "3 + 5 = 8;8*2=16", "3+5=08;8*2=16", "3/5=0",
