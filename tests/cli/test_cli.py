@@ -139,8 +139,6 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
         (["compare", "tiny/countdown", "--out", "a_run"], 1, "Choose another folder with --out.\n"),
         (["report"], 1, "dew report runs/NAME"),
         (["report", ".", "--records", "x.jsonl"], 1, "run folders or --records, not both"),
-        (["train", "tiny/countdown", "--learnin_rate", "1"], 1, "Did you mean 'learning_rate'"),
-        (["train", "tiny/countdown", "--engine", "openrlhf"], 1, "trl or verl"),
         (["train", "tiny/countdown", "stray"], 1, "'stray' is not understood"),
         (["train", "tiny/countdown", "trainer.nnodes=2"], 1, "--engine verl"),
         (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),

@@ -6,14 +6,18 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import typer
 
+from dew.algorithms import get_algorithm
 from dew.cli import demo
+from dew.cli.recipes import get
 from dew.cli.runs import Child, run_all
 from dew.errors import ConfigError, EngineError
+from dew.run.config import read_run
 from dew.run.folder import RunFolder, lock
 
 
@@ -27,12 +31,6 @@ def test_what_many_seeds_say_is_read_from_the_file():
 
 
 def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():
-    from dataclasses import asdict
-
-    from dew.algorithms import get_algorithm
-    from dew.cli.recipes import get
-    from dew.run.config import read_run
-
     settings = read_run(get(demo.RECIPE)).settings["algorithm_kwargs"]
     baseline, rule = (get_algorithm(name, **settings) for name in demo.DEMO_RUNS)
     assert not baseline.dynamic_sampling  # else one of them could see more answers

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import trl_tiny
 from dew.cli import app, train
 from dew.engines.problems import evaluate_run, training_rows
 from dew.engines.trl import launch
@@ -23,12 +24,7 @@ from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
-SMALL = {
-    "model_name_or_path": "tiny", "task": "countdown", "problems": 64, "algorithm": "gtpo", "max_steps": 2,
-    "num_generations": 4, "per_device_train_batch_size": 16, "max_completion_length": 32,
-    "gradient_checkpointing": False, "bf16": False, "use_cpu": True, "report_to": "none", "records_every": 1,
-    "save_steps": 1,
-}  # fmt: skip
+SMALL = {**trl_tiny.COUNTDOWN, "max_completion_length": 32, "records_every": 1, "save_steps": 1}
 
 
 def start(*words):
@@ -231,29 +227,22 @@ def test_scores_need_a_verifier_or_a_reward_function(tmp_path):
         evaluate_run(run, None, None, max_new_tokens=4, seed=0)
 
 
-@pytest.mark.parametrize(
-    "error", [OSError(28, "No space left on device"), RuntimeError("write: No space left on device")]
-)
-def test_a_full_disk_error_says_how_to_resume(monkeypatch, error):
-    def launched(*_, **__):
-        raise error
-
-    monkeypatch.setattr(launch, "launch", launched)
-    with pytest.raises(EngineError, match=r"disk is full.*dew resume trainer_output"):
-        train._train_on_trl(parse(make_run({**SMALL, "output_dir": "trainer_output"})), resume=False)
-
-
 @pytest.mark.parametrize("saved", [True, False])
 def test_a_run_that_fails_says_how_to_resume(monkeypatch, capsys, tmp_path, saved):
+    parsed, error = parse(make_run({**SMALL, "output_dir": str(tmp_path)})), RuntimeError("CUDA error")
+
     def fails(*_, **__):
         if saved:
-            (tmp_path / "checkpoint-5").mkdir()
-        raise RuntimeError("CUDA error")
+            (tmp_path / "checkpoint-5").mkdir(exist_ok=True)
+        raise error
 
     monkeypatch.setattr(launch, "launch", fails)
     with pytest.raises(RuntimeError, match="CUDA error"):
-        train._train_on_trl(parse(make_run({**SMALL, "output_dir": str(tmp_path)})), resume=False)
+        train._train_on_trl(parsed, resume=False)
     assert ("dew resume" in capsys.readouterr().out) == saved
+    error = OSError(28, "No space left on device")
+    with pytest.raises(EngineError, match=rf"disk is full.*dew resume {tmp_path}"):
+        train._train_on_trl(parsed, resume=False)
 
 
 def test_more_steps_need_a_checkpoint(dew, tmp_path):

@@ -111,14 +111,22 @@ def test_scores_contain_every_answer(tiny, tmp_path):
 
 
 # ── A reward function in place of a verifier ──────────────────────────────────────────────────────────────
-def scored(tiny, *values):
+def scored(tiny, *values, threshold=0.5):
     """Scores of three answers to one problem with these rewards."""
-    return evaluate(*tiny, Countdown().rows(1), lambda completions, **_: list(values), k=3, max_new_tokens=2)
+
+    def graded(completions, prompts, answer, **_):
+        assert len(completions) == 3 and prompts == [rows[0]["prompt"]] * 3 and answer == [rows[0]["answer"]] * 3
+        return list(values)
+
+    rows = Countdown().rows(1)
+    return evaluate(*tiny, rows, graded, k=3, max_new_tokens=2, threshold=threshold)
 
 
 def test_answers_without_a_finite_reward_count_as_zero(tiny, caplog):
     scores = scored(tiny, 0.6, None, float("nan"))
     assert scores.statuses == {"correct": 1, "unparsable": 2} and scores["reward"].value == pytest.approx(0.2)
+    assert "maj@3" not in scores.scores and scores.task == "graded"  # nothing to extract or vote on
+    assert scored(tiny, 0.6, 0.7, 0.9, threshold=0.8).statuses == {"correct": 1, "wrong": 2}
     assert "an infinity or a NaN for 1 of 3 answers" in caplog.text
 
 

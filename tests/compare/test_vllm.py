@@ -6,16 +6,21 @@ import pytest
 import torch
 
 pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from vllm import SamplingParams
+from vllm.lora.request import LoRARequest
+
+from dew.compare import evaluate, load_vllm
+from dew.engines.lab import LoraSettings, study
+from dew.tasks import TINY, task
+
 pytestmark = pytest.mark.slow
 
 
 def test_vllm_and_transformers_agree():
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from dew.compare import evaluate, load_vllm
-    from dew.tasks import TINY, task
-
     tokenizer = AutoTokenizer.from_pretrained(str(TINY))
     model = AutoModelForCausalLM.from_pretrained(str(TINY))
     llm = load_vllm(str(TINY), dtype="float32", max_model_len=64, enforce_eager=True)
@@ -31,16 +36,6 @@ def test_vllm_and_transformers_agree():
 
 def test_vllm_samples_from_an_adapter_of_the_lab(tmp_path):
     """The greedy answers of transformers with PEFT, and not those of the base."""
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    from dew.compare import load_vllm
-    from dew.engines.lab import LoraSettings, study
-    from dew.tasks import TINY, task
-
     settings = LoraSettings(prompts=16, generations=4, eval_problems=1, evaluations=1, max_new_tokens=28, rank=8)
     how = {"model": "tiny", "tasks": ["countdown"], "seeds": 1, "learning_rates": [1e-2], "settings": settings}
     (run,) = study(["dapo"], output=tmp_path / "study", device="cpu", **how)

@@ -14,9 +14,8 @@ from groups import pad
 SUPPORT = Path(__file__).parents[1] / "support"
 GOLDEN = json.loads((SUPPORT / "golden.json").read_text())
 OUTCOME = json.loads((SUPPORT / "golden_outcome.json").read_text())
-PRECISIONS = [(torch.float64, 1e-6), (torch.float32, 1e-4)]
-
-pytestmark = pytest.mark.parametrize(("dtype", "rtol"), PRECISIONS, ids=["float64", "float32"])
+precisions = [pytest.param(torch.float64, 1e-6, id="float64"), pytest.param(torch.float32, 1e-4, id="float32")]
+pytestmark = pytest.mark.parametrize(("dtype", "rtol"), precisions)
 
 
 def entries(golden):

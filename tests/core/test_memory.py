@@ -6,6 +6,8 @@ import psutil
 import pytest
 
 from dew import memory
+from dew.engines.lab import study
+from dew.preflight import machine
 
 MIB = 2**20
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -44,9 +46,6 @@ def test_without_control_groups_it_is_what_the_machine_has(tmp_path, monkeypatch
 
 
 def test_the_lab_and_preflight_use_it(monkeypatch):
-    from dew.engines.lab import study
-    from dew.preflight import machine
-
     for module in (sys.modules[study.__module__], machine):
         monkeypatch.setattr(module, "free_memory", lambda: 7 * MIB)
     assert sys.modules[study.__module__]._free("cpu") == 7 * MIB

@@ -169,13 +169,15 @@ def test_a_certain_token_does_not_take_the_blame_of_a_long_answer(rule):
     assert get_algorithm(name, compare=compare, entropy_clip=(0.0, 5.0)).entropy_clip == (0.0, 5.0)
 
 
-def test_the_largest_weight_is_a_metric():
-    """Weights 1, 1 and 4, 0 apart: 4 over their mean, 2."""
+def test_the_largest_weight_and_the_share_of_flipped_tokens_are_metrics():
+    """Weights 1, 1 and 4, 0 apart: 4 over their mean, 2. Three of eight tokens count as flipped."""
     advantages = torch.tensor([[1.0, 1.0, 1.0, 0.0], [-1.0, -1.0, 0.0, -4.0]])
     yes, mask = torch.ones(2, dtype=torch.bool), torch.ones(2, 4, dtype=torch.bool)
     rows = Rows(group=torch.zeros(2).long(), mask=mask, outcome=torch.tensor([1.0, 0.0]), extra=torch.zeros(2))
-    credit = Credit(correct=rows.outcome > 0, signal=yes, extra=rows.extra, advantages=advantages, scored=yes)
-    assert credit_metrics(rows, credit)["credit/max_weight"] == 2
+    credit = Credit(correct=rows.outcome > 0, signal=yes, extra=rows.extra, advantages=advantages, scored=yes,
+                    flipped=advantages == 1)  # fmt: skip
+    found = credit_metrics(rows, credit)
+    assert (found["credit/max_weight"], found["credit/flipped_share"]) == (2, 3 / 8)
 
 
 def test_who_needs_a_threshold():

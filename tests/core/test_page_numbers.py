@@ -1,14 +1,11 @@
 """Numbers in sentences and tables of the evidence pages follow from committed files."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from scripts import page_numbers as script
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("page_numbers", ROOT / "scripts" / "page_numbers.py")
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 
 @pytest.mark.parametrize("page", script.PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())

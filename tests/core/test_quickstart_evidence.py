@@ -1,18 +1,15 @@
 """The quickstart's tables in docs/results.md are those of the committed runs."""
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from scripts import quickstart_evidence as script
 
 from dew.compare import Result
 from dew.run.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("quickstart_evidence", ROOT / "scripts" / "quickstart_evidence.py")
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 
 def test_tables_in_the_docs_are_recomputed_from_the_runs():

@@ -1,7 +1,6 @@
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from dew import DewError, Rollouts
 from groups import batches, pad
@@ -21,11 +20,6 @@ def test_rows_are_grouped_in_order_of_first_appearance():
     assert batch.lengths.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
-def test_group_ids_may_be_strings():
-    batch, *_ = from_rows(["b", "a", "b"], [0.0, 1, 0], [[1]] * 3)
-    assert batch.rows.tolist() == [[0, 2], [1, -1]]
-
-
 def test_correct_means_outcome_above_the_threshold():
     batch, *_ = from_rows([0, 0, 0], [0.5, 0.6, 1.0], [[1]] * 3)
     assert batch.correct().tolist() == [[False, True, True]]
@@ -41,14 +35,6 @@ def test_rows_round_trip(batch):
     assert grouped.to_rows(grouped.mask).equal(mask)
     assert grouped.to_rows(grouped.reward).tolist() == rewards
     assert int(grouped.present.sum()) == len(ids)
-
-
-@given(batches(), st.randoms())
-def test_answers_of_one_problem_are_grouped(batch, random):
-    ids, rewards, rows = batch
-    grouped, *_ = from_rows(ids, rewards, rows)
-    for group in grouped.rows.tolist():
-        assert len({ids[row] for row in group if row >= 0}) == 1
 
 
 @given(batches())

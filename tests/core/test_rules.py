@@ -3,6 +3,7 @@ OTB, STEER, STARE, FIPO, GEPO, CISPO, SAPO, GMPO, DPPO; and that they combine.""
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from dew.credit import (
     w_reinforce_advantages,
 )
 from dew.losses import policy_loss
-from groups import batches, groups, pad
+from groups import batches, groups, pad, rollouts
 
 LN = math.log
 NAN = float("nan")
@@ -42,21 +43,6 @@ def double(values):
 
 def close(actual, expected):
     torch.testing.assert_close(actual, double(expected) if isinstance(expected, list) else expected)
-
-
-def rollouts(batch, extra=None):
-    """Log-probabilities and Σπ² made up from the entropies; NaN on the padding, as these are."""
-    ids, rewards, rows = batch
-    entropy, mask = pad(rows)
-    return Rollouts.from_rows(
-        ids,
-        mask=mask,
-        reward=double(rewards),
-        entropy=entropy,
-        logp=-(entropy * 1.5 + 0.1),
-        sum_sq=(-entropy).exp(),
-        extra=None if extra is None else double(extra),
-    )
 
 
 # ---- group credit, worked by hand ---------------------------------------------------------------
@@ -504,15 +490,17 @@ def test_the_draw_of_clip_cov_is_the_same_in_every_process():
     assert [of(*wide).sum() for of in (clip_cov_mask, kl_cov_mask)] == [int(2e-4 * wide[2].sum())] * 2 == [2, 2]
 
 
-@given(st.integers(0, 1000), st.sampled_from(["token", "sequence_mean", "sequence_geometric"]))
-def test_on_policy_all_surrogates_have_the_same_gradient(seed, ratio):
+@given(st.integers(0, 1000))
+def test_on_policy_all_surrogates_and_ratios_have_the_same_gradient(seed):
     g = torch.Generator().manual_seed(seed)
     logp = -torch.rand(3, 4, generator=g, dtype=torch.float64)
-    A = torch.randn(3, 1, generator=g, dtype=torch.float64).expand(3, 4)
+    A = torch.randn(3, 1, generator=g, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 0, 1, 1]]).bool()
     gradients = []
-    for surrogate in SURROGATES:
+    for ratio, surrogate in product(("token", "sequence_mean", "sequence_geometric"), SURROGATES):
         leaf = logp.clone().requires_grad_()
-        policy_loss(leaf, logp, A, torch.ones(3, 4).bool(), ratio=ratio, surrogate=surrogate)[0].backward()
+        settings = {"ratio": ratio, "surrogate": surrogate, "reduce": "sequences"}
+        policy_loss(leaf, logp, A.expand(3, 4), mask, **settings)[0].backward()
         gradients.append(leaf.grad)
     for gradient in gradients[1:]:
         torch.testing.assert_close(gradient, gradients[0])
@@ -611,18 +599,6 @@ def test_invalid_settings(name, settings, says):
     with pytest.raises(DewError, match=says) as error:
         get_algorithm(name, **settings)
     assert len(error.value.problems) == 1
-
-
-def test_missing_columns():
-    batch = Rollouts(mask=torch.ones(1, 2, 3).bool(), reward=torch.tensor([[0.0, 1.0]]))
-    for name, says in (
-        ("clip_cov", "clip_cov needs the sampling policy's log-probability"),
-        ("otb", "log-probability"),
-    ):
-        with pytest.raises(DewError, match=says):
-            get_algorithm(name).advantages(batch)
-    with pytest.raises(DewError, match="sum of squared probabilities"):
-        get_algorithm("otb").advantages(Rollouts(mask=batch.mask, reward=batch.reward, logp=torch.zeros(1, 2, 3)))
 
 
 @pytest.mark.parametrize(

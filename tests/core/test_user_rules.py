@@ -9,6 +9,7 @@ import torch
 from dew import Rollouts, get_algorithm
 from dew.algorithms import user_rules
 from dew.errors import ConfigError
+from trl_tiny import COUNTDOWN
 
 RULE = """
 import os, sys, time
@@ -61,9 +62,7 @@ def test_a_rule_prints_text_only(rule, capsys):
 
 def test_dew_train_does_not_end_well_if_the_rule_exits(rule, dew, tmp_path):
     rule("", "os._exit(0)")
-    settings = {"model_name_or_path": "tiny", "task": "countdown", "num_generations": 4, "max_steps": 1,
-                "per_device_train_batch_size": 8, "use_cpu": True, "bf16": False, "problems": 16}  # fmt: skip
-    (tmp_path / "r.yaml").write_text(json.dumps({**settings, "output_dir": "run", "max_completion_length": 24}))
+    (tmp_path / "r.yaml").write_text(json.dumps({**COUNTDOWN, "output_dir": "run", "max_completion_length": 24}))
     code, _, err = dew("train", "r.yaml", "--algorithm", "rule.py:Mine")
     assert code == 1 and "Mine.advantages tried to exit with code 0 at rule.py, line 8." in " ".join(err.split())
 

@@ -13,14 +13,6 @@ def model(layer, **config):
     return SimpleNamespace(get_output_embeddings=lambda: layer, config=SimpleNamespace(**config))
 
 
-def test_plain_head_is_found():
-    layer = nn.Linear(4, 9)
-    head = plain_head(model(layer))
-    assert isinstance(head, Head)
-    assert head.weight is layer.weight and head.bias is layer.bias
-    assert (head.temperature, head.softcap) == (1.0, None)
-
-
 @pytest.mark.parametrize(
     "config, temperature, softcap",
     [
@@ -28,28 +20,24 @@ def test_plain_head_is_found():
         ({"logits_scaling": 8.0}, 8.0, None),
         ({"logit_scale": 0.0625}, 16.0, None),
         ({"final_logit_softcapping": None}, 1.0, None),
+        ({}, 1.0, None),
     ],
 )
-def test_transforms_are_read_from_the_config(config, temperature, softcap):
-    head = plain_head(model(nn.Linear(4, 9, bias=False), **config))
-    assert isinstance(head, Head)
-    assert (head.bias, head.temperature, head.softcap) == (None, temperature, softcap)
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_plain_head_and_the_transforms_of_its_config_are_found(config, temperature, softcap, bias):
+    layer = nn.Linear(4, 9, bias=bias)
+    head = plain_head(model(layer, **config))
+    assert isinstance(head, Head) and head.weight is layer.weight and head.bias is layer.bias
+    assert (head.temperature, head.softcap) == (temperature, softcap)
 
 
 class Wrapped(nn.Linear):
     """Like an adapter layer: a Linear by class that does more."""
 
 
-def empty():
-    layer = nn.Linear(4, 9)
-    layer.weight = nn.Parameter(torch.empty(0))
-    return layer
-
-
-def hooked():
-    layer = nn.Linear(4, 9)
-    layer.register_forward_hook(lambda *args: None)
-    return layer
+HOOKED, EMPTY = nn.Linear(4, 9), nn.Linear(4, 9)
+HOOKED.register_forward_hook(lambda *args: None)
+EMPTY.weight = nn.Parameter(torch.empty(0))
 
 
 @pytest.mark.parametrize(
@@ -58,8 +46,8 @@ def hooked():
         (SimpleNamespace(), "get_output_embeddings"),
         (model(None), "NoneType"),
         (model(Wrapped(4, 9)), "Wrapped"),
-        (model(hooked()), "hooks"),
-        (model(empty()), "sharded"),
+        (model(HOOKED), "hooks"),
+        (model(EMPTY), "sharded"),
         (model(nn.Linear(4, 9), final_logit_softcapping=30.0, logits_scaling=8.0), "logits_scaling"),
         (model(nn.Linear(4, 9), lm_head_multiplier=2.0), "lm_head_multiplier"),
     ],

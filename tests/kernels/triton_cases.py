@@ -5,8 +5,12 @@ import os
 
 import pytest
 import torch
+from scipy.stats import chisquare
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import operator_cases
+from dew.decoding import Decoder, Draw, buffers, fused
+from dew.decoding.decoder import _fused_parts
 from dew.kernels import Head, linear, linear_logprob_entropy
 from operator_cases import *  # noqa: F403
 from operator_cases import Backend, assert_near, doubles, run
@@ -124,12 +128,9 @@ if not INTERPRETED:
         extra = torch.cuda.max_memory_allocated() - before - 2 * (hidden.numel() + weight.numel())
         assert extra <= 1 << 29, f"{extra / 2**20:.0f} MiB"
 
+
 # ── drawing a token ─────────────────────────────────────────────────────────────────────────────────────────
-
-
 def drawn(logits, u, temperature, monkeypatch, block=64):
-    from dew.decoding import fused
-
     monkeypatch.setattr(fused, "BLOCK", block)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
     uniforms = torch.rand(len(logits), 2, device=DEVICE)
@@ -165,10 +166,6 @@ def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypa
 
 @pytest.mark.skipif(INTERPRETED, reason="too slow in the interpreter")
 def test_frequencies_of_drawn_tokens():
-    from scipy.stats import chisquare
-
-    from dew.decoding import fused
-
     n = 200_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf], device=DEVICE)
     uniforms = torch.rand(n, 2, device=DEVICE)
@@ -181,20 +178,11 @@ def test_frequencies_of_drawn_tokens():
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma"])
 def test_fused_parts_of_a_decoder(family, longer, monkeypatch):
     """Greedy answers as without them. Gemma's norm computes something else, and stays."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    from dew.decoding import Decoder, Draw, buffers
-    from dew.decoding.decoder import _fused_parts
-
-    shape = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "vocab_size": 40,
-    }
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
-    config = AutoConfig.for_model(family, **shape, num_key_value_heads=2, head_dim=8, initializer_range=0.5)
+    config = AutoConfig.for_model(
+        family, **shape, num_key_value_heads=2, head_dim=8, initializer_range=0.5, vocab_size=40
+    )
     model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
     for p in model.parameters():
         if p.ndim == 1:
@@ -217,8 +205,6 @@ def test_fused_parts_of_a_decoder(family, longer, monkeypatch):
 @pytest.mark.parametrize(("heads", "shared", "width"), [(14, 2, 64), (3, 3, 24), (20, 1, 128)])
 def test_attention_to_pages(heads, shared, width, parts):
     """What `store` writes and `attention` reads, against PyTorch's; a row that has ended writes and reads nothing."""
-    from dew.decoding import buffers, fused
-
     torch.manual_seed(0)
     query = torch.randn(4, 1, heads, width, device=DEVICE).transpose(1, 2)
     pages = torch.randn(2, 9, shared, buffers.PAGE, width, device=DEVICE)

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from dew.engines.lab import kernels, tiny
+from dew.engines.lab.adapters import Rows, _adapted
+from dew.engines.lab.lora_kernels import AdaptedLinear, Layout
 from dew.engines.lab.tasks import EOS, PAD, VOCABULARY, generator, get_task
 from dew.engines.lab.tiny import OUTPUTS, SIGNALS, forward, new_policy, numerics, sample, token_logp
 
@@ -118,9 +120,6 @@ def test_sampling_and_training_agree_in_tf32():
 )
 def test_adapters_of_joined_layers(width, sizes, r, gated):
     """Three replicas, one of them without rows: outputs and all gradients."""
-    from dew.engines.lab.adapters import Rows, _adapted
-    from dew.engines.lab.lora_kernels import AdaptedLinear, Layout
-
     rows = Rows(3, DEVICE)
     counts = torch.tensor([70, 0, 13], device=DEVICE)
     rows.count(counts, 83)

@@ -1,16 +1,13 @@
 """scripts/gradient_noise.py on the bundled model, and its page."""
 
 import argparse
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+from scripts import gradient_noise as script
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("gradient_noise", ROOT / "scripts" / "gradient_noise.py")
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 
 @pytest.mark.slow

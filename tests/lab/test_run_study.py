@@ -2,11 +2,11 @@
 
 import argparse
 import dataclasses
-import importlib.util
 import sys
 from pathlib import Path
 
 import torch
+from scripts import run_study as script
 
 from dew import Rollouts, get_algorithm
 from dew.algorithms import algorithm_classes
@@ -17,9 +17,6 @@ from dew.engines.lab.tiny import new_policy
 from dew.run.folder import RunFolder
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
-spec = importlib.util.spec_from_file_location("run_study", SCRIPTS / "run_study.py")
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 SMALL = {"group_size": 8, "prompts": 2, "generations": 2, "width": 32, "depth": 1, "eval_problems": 2, "eval_k": 2}
 
 

@@ -1,23 +1,16 @@
 """The pages of the study have the tables of the committed runs."""
 
-import importlib.util
 import tarfile
 from pathlib import Path
+
+from scripts import study_tables
 
 from dew.engines.lab import load_study
 
 ROOT = Path(__file__).parents[2]
 
 
-def script(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_tables_and_the_figure_are_those_of_the_runs():
-    study_tables = script("study_tables")
     pages = "".join(page.read_text() for page in study_tables.PAGES)
     for name, table in study_tables.tables().items():
         text = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
@@ -26,7 +19,6 @@ def test_the_tables_and_the_figure_are_those_of_the_runs():
 
 
 def test_the_archives_hold_run_folders(tmp_path):
-    study_tables = script("study_tables")
     with tarfile.open(study_tables.RESULTS / "grpo_s-1.tar.gz") as archive:
         archive.extractall(tmp_path, filter="data")
     found = [(r.task, r.arm, r.learning_rate, r.seed, r.scores) for r in load_study(tmp_path)]

@@ -1,7 +1,6 @@
 """The benchmark of credit rules: which runs follow from which, verdicts on planted differences, archives, the page."""
 
 import argparse
-import importlib.util
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
+from scripts import benchmark as script
 
 from dew.algorithms import DAPO, get_algorithm
 from dew.compare.grid import Cell, open_grid
@@ -20,9 +20,6 @@ from dew.report import benchmark as b
 from dew.rollouts import Rollouts
 
 ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("benchmark", ROOT / "scripts" / "benchmark.py")
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 RELATIVE = "dew(entropy_clip=(0.01,100.0),compare=relative)"
 ARMS = ("dapo", "grpo", "gtpo", "grpo_s", "dew", "kl_cov", "sapo", "maxrl", "qae", "gspo")

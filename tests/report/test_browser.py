@@ -363,8 +363,6 @@ def test_next_flipped_token_and_the_clickable_strip(odd: Path, opened: Any) -> N
 
 
 # ── address, keyboard and curves ──────────────────────────────────────────────────────────────────────────────
-
-
 def test_groups_and_views_open_by_address_key_and_tab(report: Path, groups: list[GroupRecord], opened: Any) -> None:
     page = opened(report, at(groups[5]))
     for key, n in (("", 5), ("j", 6), ("k", 5), ("k", 4)):
@@ -474,8 +472,6 @@ def test_content_security_policy_blocks_what_is_injected(report: Path, window: A
 
 
 # ── themes, phone, print, accessibility ─────────────────────────────────────────────────────────────────────
-
-
 def test_key_switches_between_light_and_dark(report: Path, opened: Any) -> None:
     page = opened(report, "#groups")
     pixel = "document.querySelector('.strip').getContext('2d').getImageData(0, 0, 1, 1).data.join()"
@@ -518,8 +514,6 @@ def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[st
 
 
 # ── runs with little in them, arms and studies ──────────────────────────────────────────────────────────────
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "line",
@@ -665,12 +659,10 @@ def test_a_wrong_answer_beside_its_nearest_correct_one(page: Page, mixed: GroupR
     assert shown == [answer.tokens[at], mixed.answers[j].tokens[at]]
 
 
-@pytest.mark.parametrize("status", ["failed", "killed", "running"])
+@pytest.mark.parametrize("status", ["killed", "running"])
 def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any, status: str) -> None:
-    run = RunFolder(tmp_path / "tc")
-    error = "ValueError: reward boom" if status == "failed" else None
-    run.write_run({"name": "tc", "status": "failed" if error else "running", "error": error, "steps": 60})
-    now = time.time()
+    run, now = RunFolder(tmp_path / "tc"), time.time()
+    run.write_run({"name": "tc", "status": "running", "steps": 60})
     for step in range(1, 13):
         run.append_metrics({"step": step, "time": now + 10 * (step - 12), "accuracy": 0.05 * step})
     run.append_alarm({"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."})
@@ -682,8 +674,7 @@ def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any
         assert "running · 12/60 · 8 min left · last step at" in about and page.tab.title() == "12/60 ▲1 tc · dew"
         assert "Too long." in first
     else:
-        how = {"failed": "Stopped by an error at step 12 of 60: ValueError: reward boom", "killed": "Killed"}[status]
-        assert how in first and status in about and page.tab.title() == "tc · dew"
+        assert "Killed" in first and "killed" in about and page.tab.title() == "tc · dew"
     assert page.tab.evaluate(FITS)
 
 

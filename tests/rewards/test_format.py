@@ -3,7 +3,7 @@
 import pytest
 
 from dew.errors import ConfigError
-from dew.rewards import load_reward, reward, verifier
+from dew.rewards import load_reward, reward
 from dew.rewards.verifiers import boxed_format, think_answer_format, think_format
 
 
@@ -35,10 +35,6 @@ def test_formats(text: str, thinks: float, answers: float):
 def test_boxed_format():
     texts = [r"so \boxed{4}", r"\boxed{}", r"\boxed{4", "4", r"<think>\boxed{4}</think> 4"]
     assert boxed_format(texts) == [1, 0, 0, 0, 0]
-
-
-def test_rewards_by_name():
-    assert reward("math") is verifier("math") and reward("think_format") is think_format
 
 
 # ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -20,9 +20,6 @@ def test_countdown_accepts_every_way_to_the_target():
     # 2, 3, 5 -> 16:  3+5=8, 8*2=16.   Also 5+3, and the product the other way round.
     for text in ("3+5=8;8*2=16", "5+3=8;2*8=16", " 3+5=8;8*2=16\n"):
         assert check(text, [2, 3, 5], 16) == Verdict("correct", text.strip())
-
-
-def test_countdown_may_pass_through_zero_and_below():
     assert check("2-5=-3;-3+9=6", [2, 5, 9], 6).correct  # −3 + 9 = 6
     assert check("2-5=-3;9--3=12", [2, 5, 9], 12).correct  # 9 − (−3) = 12
     assert check("4-4=0;0+7=7", [4, 4, 7], 7).correct
@@ -46,8 +43,7 @@ def test_countdown_rejects(text: str, why: str):
 
 
 def test_countdown_requires_every_number():
-    assert check("3*5=15", [2, 3, 5], 15).status == "wrong"
-    assert check("3*5=15", [3, 5], 15).correct
+    assert check("3*5=15", [2, 3, 5], 15).status == "wrong" and check("3*5=15", [3, 5], 15).correct
 
 
 @pytest.mark.parametrize(
@@ -141,9 +137,6 @@ def test_steps_survive_a_round_trip(steps: list[tuple[int, str, int, int]]):
 
 
 # ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
-def test_answers_may_be_conversations():
-    given = [[{"role": "assistant", "content": "1+2=3"}], []]
-    assert countdown(given, numbers=[[1, 2]] * 2, answer=["3"] * 2) == [1.0, 0.0]
 
 
 def test_invalid_columns_and_names():

@@ -15,7 +15,7 @@ from dew.errors import RewardError
 from dew.rewards import Verdict, verifier
 from dew.rewards.extract import Answer, find_answer, find_gold, is_formula, last_boxed, too_complex
 from dew.rewards.math import MathVerifier, math, math_verdict, math_verdicts, usable_rows
-from dew.rewards.normalize import final_choice, read_number, same_number, words, write_number
+from dew.rewards.normalize import final_choice, read_number, words, write_number
 
 pytest.importorskip("math_verify")
 CASES = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data") / "verifier_cases.jsonl"
@@ -33,9 +33,9 @@ SAME = [
     (r"\boxed{\sqrt{3}}", "1.7320508"), (r"\boxed{5!}", "120"), (r"\boxed{\binom{5}{2}}", "10"), ("1,22", "1.22"),
     # units, money, percent
     (r"\boxed{99 \text{ dollars}}", "99"), ("#### 99 dollars", "99"), ("#### $1,234.50", "1234.5"),
-    (r"\boxed{\$36}", r"\$36"),
-    (r"\boxed{5\ \mathrm{cm}}", "5"), (r"\boxed{\text{3 hours}}", "3"), (r"\boxed{45^\circ}", "45"), ("45°", "45"),
-    (r"\boxed{12\%}", "12"), (r"\boxed{12\%}", "0.12"), ("28 percent", r"28\%"), ("She makes $18 every day.", "18"),
+    (r"\boxed{\$36}", r"\$36"), (r"\boxed{5\ \mathrm{cm}}", "5"), (r"\boxed{\text{3 hours}}", "3"),
+    (r"\boxed{45^\circ}", "45"), ("45°", "45"), (r"\boxed{12\%}", "12"), (r"\boxed{12\%}", "0.12"),
+    ("28 percent", r"28\%"), ("She makes $18 every day.", "18"),
     # algebra
     (r"\boxed{x^2+2x+1}", "(x+1)^2"), (r"\boxed{\tfrac{1}{2}x}", "x/2"), ("answer: sqrt(2)/2", r"\frac{\sqrt{2}}{2}"),
     (r"\boxed{5}", "x=5"), (r"\boxed{k = 2n+1}", "2n+1"), (r"\boxed{2x-y+3=0}", "y=2x+3"), (r"\boxed{2-3i}", "-3i+2"),
@@ -51,79 +51,66 @@ SAME = [
     # where the answer is
     ("<think>it is 3</think><answer>4</answer>", "4"), ("The angle is [90].", "90"),
     ("**Final Answer**: $\\frac12$", "0.5"),
-    (r"\boxed{3}, but no: the final answer is $4$. I hope it is correct.", "4"),
-    ("比例为13/28", "13/28"), ("2 + 2 = **4**", "4"),
+    (r"\boxed{3}, but no: the final answer is $4$. I hope it is correct.", "4"), ("比例为13/28", "13/28"),
+    ("2 + 2 = **4**", "4"),
     # units with a power, after π, and a single letter
     (r"\boxed{16\text{ m}^2}", "16"), (r"\boxed{2\pi\text{ m}}", r"2\pi"), ("10 cm^2", "10"), ("16 m", "16"),
     (r"\boxed{9\pi \mathrm{~m}^3}", r"9\pi"), (r"\boxed{3\sqrt{2} inches}", r"3\sqrt{2}"), ("5 km/h", "5"),
     (r"\boxed{16t}", "16t"), (r"\boxed{2\mathrm{e}}", "2e"),
     # precision, bases, complex numbers, powers, spaces, roots
-    (r"\boxed{0.5}", r"\sin(\pi/6)"), (r"\boxed{3.141593}", r"\pi"),
-    (r"\boxed{2516_8}", "2516_{8}"), ("1010", "1010_2"),
-    (r"\boxed{i(2-i)}", "1+2i"), (r"\boxed{e^{i\pi}}", "-1"), (r"\boxed{10^-2}", "0.01"), ("0.01", "10^-2"),
-    ("\\boxed{1\u2003000}", "1000"), ("\\boxed{x\u2003+\u20031}", "x+1"),
-    (r"\boxed{∛8}", "2"), ("∜16", "2"), ("√16", "4"),
+    (r"\boxed{0.5}", r"\sin(\pi/6)"), (r"\boxed{3.141593}", r"\pi"), (r"\boxed{2516_8}", "2516_{8}"),
+    ("1010", "1010_2"), (r"\boxed{i(2-i)}", "1+2i"), (r"\boxed{e^{i\pi}}", "-1"), (r"\boxed{10^-2}", "0.01"),
+    ("0.01", "10^-2"), ("\\boxed{1\u2003000}", "1000"), ("\\boxed{x\u2003+\u20031}", "x+1"), (r"\boxed{∛8}", "2"),
+    ("∜16", "2"), ("√16", "4"),
     # choices
     ("It is D, not A.", "D"), ("The answer isn't A but C.", "C"), ("A, because B, C and D are wrong", "A"),
     # decoration
     (r"\boxed{0.\overline{3}}", r"\frac13"),
     (r"\boxed{2.1\overline{6}}", r"\frac{13}{6}"),  # (216 - 21) / 90 = 195 / 90
-    (r"\boxed{-1.\dot{3}}", r"-\frac43"),
-    (r"\boxed{\overline{AB}}", r"\overline{AB}"),
-    (r"\boxed{\text{Answer: } 12}", "12"),
-    (r"\boxed{\text{The probability is }\frac12}", "0.5"),
-    ("= 12.", "12"),
-    (r"\boxed{12~\text{km}}", "12"),
-    (r"\boxed{Rs. 12}", "12"),
-    (r"\boxed{\color{red}{12}}", "12"),
-    (r"\boxed{\underline{12}}", "12"),
-    (r"\boxed{\large 12}", "12"),
-    (r"\boxed{\cos 60^\circ}", r"\frac12"),
-    (r"\boxed{\frac{1}{\sin 30^\circ}}", "2"),
-    (r"\boxed{\sin^2 {45^{\circ}}}", r"\frac12"),
-    (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3"),
-    (r"\boxed{\bigl(1,2\bigr]}", "(1,2]"), (r"\boxed{\langle 1,-2\rangle}", "(1,-2)"),
+    (r"\boxed{-1.\dot{3}}", r"-\frac43"), (r"\boxed{\overline{AB}}", r"\overline{AB}"),
+    (r"\boxed{\text{Answer: } 12}", "12"), (r"\boxed{\text{The probability is }\frac12}", "0.5"), ("= 12.", "12"),
+    (r"\boxed{12~\text{km}}", "12"), (r"\boxed{Rs. 12}", "12"), (r"\boxed{\color{red}{12}}", "12"),
+    (r"\boxed{\underline{12}}", "12"), (r"\boxed{\large 12}", "12"), (r"\boxed{\cos 60^\circ}", r"\frac12"),
+    (r"\boxed{\frac{1}{\sin 30^\circ}}", "2"), (r"\boxed{\sin^2 {45^{\circ}}}", r"\frac12"),
+    (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5, 3"), (r"\boxed{\bigl(1,2\bigr]}", "(1,2]"),
+    (r"\boxed{\langle 1,-2\rangle}", "(1,-2)"),
     (r"\boxed{\begin{pmatrix}1\\[4pt]2\end{pmatrix}}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
     (r"\boxed{90\degree}", "90"), (r"\boxed{\emptyset}", r"\varnothing"), (r"\boxed{\text{\$}18}", "18"),
     (r"\boxed{\approx 18}", "18"), ("The answer is 64 years old.", "64"), ("#### 18 dollars per day", "18"),
     ("The answer is $11,\\! 111$.", "11111"), (r"\boxed{(52)_8}", "52_8"), (r"\boxed{-50\%}", "-50"),
     # times and ratios, mixed numbers, sums of decimals, lists of quantities
-    (r"\boxed{7{:}30}", "7:30"), ("7:30", "7{:}30"),
-    ("The answer is 2 1/2 hours.", "2.5"), (r"\boxed{2\frac12\text{ hours}}", "2.5"),
-    (r"\boxed{(2 1/2, 3)}", "(5/2, 3)"),
-    (r"\boxed{0.1+0.2}", "0.3"), (r"\boxed{2 \cdot 3.14}", "6.28"), (r"\boxed{3/10}", "0.1+0.2"),
-    (r"\boxed{5 apples, 3 pears}", "5,3"), (r"\boxed{5\text{ apples}, 3\text{ pears}}", "5, 3"),
-    (r"\boxed{1,200 cm and 0.5 cm}", "1200, 1/2"), (r"\boxed{1, 2}", "1 cm, 2 cm"),
+    (r"\boxed{7{:}30}", "7:30"), ("7:30", "7{:}30"), ("The answer is 2 1/2 hours.", "2.5"),
+    (r"\boxed{2\frac12\text{ hours}}", "2.5"), (r"\boxed{(2 1/2, 3)}", "(5/2, 3)"), (r"\boxed{0.1+0.2}", "0.3"),
+    (r"\boxed{2 \cdot 3.14}", "6.28"), (r"\boxed{3/10}", "0.1+0.2"), (r"\boxed{5 apples, 3 pears}", "5,3"),
+    (r"\boxed{5\text{ apples}, 3\text{ pears}}", "5, 3"), (r"\boxed{1,200 cm and 0.5 cm}", "1200, 1/2"),
+    (r"\boxed{1, 2}", "1 cm, 2 cm"),
     # inequalities joined by or, and, commas; sets by a condition; unions
     *((rf"\boxed{{x<-1{word}x>2}}", UNION) for word in
       (r" \text{ or } ", " or ", r" \lor ", r"\vee ", " ∨ ", ", ", r"\quad\text{or}\quad ", r", \text{ or } ",
       r"\mbox{ or }")),
     ("The answer is $x > 2$ or $x < -1$.", UNION), (r"\boxed{x<-1} or \boxed{x>2}", UNION),
     (r"\boxed{\text{x < -1 or x > 2}}", UNION), (rf"\boxed{{{UNION}}}", "x<-1 or x>2"),
-    (r"\boxed{x>2 \lor -1>x}", "x<-1 or x>2"),
-    (r"\boxed{\left\{x \mid x<-1 \text{ or } x>2\right\}}", UNION), (r"\boxed{\{x\in\mathbb{R} : -1<x<2\}}", "(-1,2)"),
-    (r"\boxed{x\in(-\infty,-1) \text{ or } x\in(2,\infty)}", UNION), (r"\boxed{(-\infty,-1), (2,\infty)}", UNION),
-    (r"\boxed{(-\infty,-1) U (2,\infty)}", UNION), (r"\boxed{0<x<36, x\ne 9}", r"(0,9) \cup (9,36)"),
-    (r"\boxed{x=2 \text{ or } x>5}", r"\{2\}\cup(5,\infty)"), (r"\boxed{x=2 \lor x=-2}", "-2,2"),
-    (r"\boxed{x>-1 \text{ and } x<2}", "(-1,2)"), (r"\boxed{x>-1 \land x<2}", "-1<x<2"), (r"\boxed{-1<x<2}", "(-1,2)"),
-    (r"\boxed{f(4)>f(1)>f(2)}", "f(2)<f(1)<f(4)"), (r"\boxed{x=1, x=2, and x=3}", "1,2,3"),
+    (r"\boxed{x>2 \lor -1>x}", "x<-1 or x>2"), (r"\boxed{\left\{x \mid x<-1 \text{ or } x>2\right\}}", UNION),
+    (r"\boxed{\{x\in\mathbb{R} : -1<x<2\}}", "(-1,2)"), (r"\boxed{x\in(-\infty,-1) \text{ or } x\in(2,\infty)}", UNION),
+    (r"\boxed{(-\infty,-1), (2,\infty)}", UNION), (r"\boxed{(-\infty,-1) U (2,\infty)}", UNION),
+    (r"\boxed{0<x<36, x\ne 9}", r"(0,9) \cup (9,36)"), (r"\boxed{x=2 \text{ or } x>5}", r"\{2\}\cup(5,\infty)"),
+    (r"\boxed{x=2 \lor x=-2}", "-2,2"), (r"\boxed{x>-1 \text{ and } x<2}", "(-1,2)"),
+    (r"\boxed{x>-1 \land x<2}", "-1<x<2"), (r"\boxed{-1<x<2}", "(-1,2)"), (r"\boxed{f(4)>f(1)>f(2)}", "f(2)<f(1)<f(4)"),
+    (r"\boxed{x=1, x=2, and x=3}", "1,2,3"),
     # equations
     (r"\boxed{x=6}", "6"), (r"\boxed{f(x)=6}", "6"), (r"\boxed{2+4=6}", "6"), (r"\boxed{6=x}", "6"),
-    (r"\boxed{m+n=6}", "6"),
-    (r"\boxed{2/3=0.67}", "0.67"), ("#### 2 + 4 = 6 apples", "6"), (r"\boxed{13 \equiv 6 \pmod{7}}", "6"),
+    (r"\boxed{m+n=6}", "6"), (r"\boxed{2/3=0.67}", "0.67"), ("#### 2 + 4 = 6 apples", "6"),
+    (r"\boxed{13 \equiv 6 \pmod{7}}", "6"),
     # parentheses and braces
     (r"\boxed{1,2}", "(1,2)"), (r"\boxed{(1,2)}", "1,2"), (r"\boxed{\{2,1\}}", "1,2"),
-    (r"\boxed{\lbrace 2,1\rbrace}", r"\{1,2\}"),
-    (r"\boxed{\langle 1,-2\rangle}", r"\begin{pmatrix}1\\-2\end{pmatrix}"),
+    (r"\boxed{\lbrace 2,1\rbrace}", r"\{1,2\}"), (r"\boxed{\langle 1,-2\rangle}", r"\begin{pmatrix}1\\-2\end{pmatrix}"),
     # thousands, large numbers, percent, units, wrappers
     (r"\boxed{x=1,200}", "1200"), (r"\boxed{\$1,200 + \$300 = \$1{,}500}", "1500"), (r"\boxed{1,\!200\pi}", r"1200\pi"),
     (r"\boxed{1.5\text{ million}}", "1500000"), ("The total is **349526**", "349526"), (r"\boxed{12.5\%}", "12.5"),
     (r"\boxed{5 \text{ cm}^{2}}", "5"), ("#### 25 m/s", "25"), (r"\boxed{20^\circ C}", "20"),
-    (r"\boxed{3:30 PM}", r"3:30\text{ p.m.}"),
-    (r"\boxed{.5 apples}", "0.5"), (r"\boxed{about 6 apples}", "6"), (r"\boxed{cot x}", r"\cot x"),
-    (r"\boxed{{\bf 6}}", "6"),
-    (r"\boxed{\mathbf{6-5i}}", "6-5i"), (r"\boxed{\text{p - q}}", "p-q"), (r"\boxed{{(3,4]}}", "(3,4]"),
-    (r"\boxed{52_{\text{eight}}}", "52_8"),
+    (r"\boxed{3:30 PM}", r"3:30\text{ p.m.}"), (r"\boxed{.5 apples}", "0.5"), (r"\boxed{about 6 apples}", "6"),
+    (r"\boxed{cot x}", r"\cot x"), (r"\boxed{{\bf 6}}", "6"), (r"\boxed{\mathbf{6-5i}}", "6-5i"),
+    (r"\boxed{\text{p - q}}", "p-q"), (r"\boxed{{(3,4]}}", "(3,4]"), (r"\boxed{52_{\text{eight}}}", "52_8"),
     # after "the answer is": a display formula in its own lines, a clause that says no more
     ("The answer is\n\\[\n x^2+1\n\\]\n", "x^2+1"), ("So the answer is:\n\n$$\n42\n$$", "42"),
     ("So the answer is 12, as required.", "12"), ("The answer is $\\frac12$, which is what we wanted.", "1/2"),
@@ -133,9 +120,8 @@ SAME = [
     # odd roots, 24 hours, separators of other countries, words for numbers, named points
     (r"\boxed{x^{2/3}}", r"\sqrt[3]{x^2}"), (r"\boxed{\sqrt[3]{x^2}}", "x^{2/3}"),
     (r"\boxed{15:30}", r"3:30 \text{ p.m.}"), (r"\boxed{3:30 \text{ PM}}", "15:30"), (r"\boxed{0:15}", "12:15 a.m."),
-    (r"\boxed{1.234.567}", "1234567"),
-    (r"\boxed{12,34,567}", "1234567"), (r"\boxed{twelve}", "12"), (r"\boxed{\text{Twenty-five}}", "25"),
-    ("The answer is seven.", "7"), (r"\boxed{\text{one hundred}}", "100"),
+    (r"\boxed{1.234.567}", "1234567"), (r"\boxed{12,34,567}", "1234567"), (r"\boxed{twelve}", "12"),
+    (r"\boxed{\text{Twenty-five}}", "25"), ("The answer is seven.", "7"), (r"\boxed{\text{one hundred}}", "100"),
     (r"\boxed{P(3,-2)}", "(3,-2)"), (r"\boxed{(3,-2)}", "P(3,-2)"), (r"\boxed{f'(x)}", "f'(x)"),
     (r"\boxed{\text{No solutions}}", r"\text{no solution}"), (r"\boxed{\text{No solution}}", r"\emptyset"),
     # choices in prose
@@ -144,26 +130,23 @@ SAME = [
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
-    (r"\boxed{1,2}", "12"),
-    (r"\boxed{6\pi}", "6"), (r"\boxed{5x}", "5"), (r"\boxed{x^2+2x}", "(x+1)^2"), (r"\boxed{2-3i}", "3i+2"),
-    (r"\boxed{y=5}", "x=5"), (r"\boxed{(1,2)}", "(2,1)"), (r"\boxed{(1,2)}", "[1,2]"), (r"\boxed{x \ge 3}", "x>3"),
-    (r"\boxed{1:2}", "2:1"), (r"\boxed{D}", "C"), (r"\boxed{\text{No}}", "yes"), ("We get 5 and then 6", "5"),
+    (r"\boxed{1,2}", "12"), (r"\boxed{6\pi}", "6"), (r"\boxed{5x}", "5"), (r"\boxed{x^2+2x}", "(x+1)^2"),
+    (r"\boxed{2-3i}", "3i+2"), (r"\boxed{y=5}", "x=5"), (r"\boxed{(1,2)}", "(2,1)"), (r"\boxed{(1,2)}", "[1,2]"),
+    (r"\boxed{x \ge 3}", "x>3"), (r"\boxed{1:2}", "2:1"), (r"\boxed{D}", "C"), (r"\boxed{\text{No}}", "yes"),
+    ("We get 5 and then 6", "5"),
     (r"$1 + \frac{1}{\mathrm{e}}$", r"$1 - \frac{1}{\mathrm{e}}$"),  # math-verify 0.9.0 takes \mathrm{e} for a unit
-    (r"\boxed{4}", "6-2t"), (r"\boxed{16}", "16t"), (r"\boxed{16t}", "16"),
-    (r"\boxed{2ab}", "2"), ("2", "2ab"), ("16", "16 m"),
-    ("We get $6-2t$ here", "4"), (r"\boxed{2\mathrm{e}}", "2"), (r"\boxed{1-2i}", "1+2i"), (r"\boxed{x+i}", "x-i"),
-    (r"\boxed{0.0}", "10^{-7}"), (r"\boxed{1.0}", "1-2^{-40}"), (r"\boxed{10_{2}}", "10_{3}"), ("101_2", "101_{10}"),
-    (r"\boxed{0.0000002}", "0.0000001"), (r"\boxed{1} no wait no no \boxed{2}", r"\{1,2\}"),
-    (r"\boxed{0.\overline{3}}", "0.3"),
-    (r"\boxed{\cos 60}", r"\frac12"),
-    (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5"),
-    (r"\boxed{5\text{ cm}, 3\text{ cm}}", "5"), (r"\boxed{3\text{ hours }20\text{ minutes}}", "3"),
-    (r"\boxed{3\text{ apples and }5\text{ oranges}}", "5, 3"), (r"\boxed{5 apples, 3 pears}", "5, 4"),
-    (r"\boxed{5 apples, 3 pears}", "53"), (r"\boxed{5 apples, 3 pears}", "5, 3, 1"),
-    (r"\boxed{1234,567 m, 1 m}", "1235,678, 1"),
-    (r"\boxed{7{:}30}", "7:31"), (r"\boxed{(2 1/2, 3)}", "(3/2, 3)"), (r"\boxed{0.1+0.2}", "0.31"),
-    ("The answer is \\(40_8\\).", "40_9"), (r"\boxed{52_{\text{eight}}}", "52_9"), (r"\boxed{-50\%}", "50"),
-    (r"\boxed{(52)_8}", "52_9"), (r"\boxed{\Big(1,2\Big)}", "(1,2]"),
+    (r"\boxed{4}", "6-2t"), (r"\boxed{16}", "16t"), (r"\boxed{16t}", "16"), (r"\boxed{2ab}", "2"), ("2", "2ab"),
+    ("16", "16 m"), ("We get $6-2t$ here", "4"), (r"\boxed{2\mathrm{e}}", "2"), (r"\boxed{1-2i}", "1+2i"),
+    (r"\boxed{x+i}", "x-i"), (r"\boxed{0.0}", "10^{-7}"), (r"\boxed{1.0}", "1-2^{-40}"), (r"\boxed{10_{2}}", "10_{3}"),
+    ("101_2", "101_{10}"), (r"\boxed{0.0000002}", "0.0000001"), (r"\boxed{1} no wait no no \boxed{2}", r"\{1,2\}"),
+    (r"\boxed{0.\overline{3}}", "0.3"), (r"\boxed{\cos 60}", r"\frac12"),
+    (r"\boxed{5\text{ apples and }3\text{ oranges}}", "5"), (r"\boxed{5\text{ cm}, 3\text{ cm}}", "5"),
+    (r"\boxed{3\text{ hours }20\text{ minutes}}", "3"), (r"\boxed{3\text{ apples and }5\text{ oranges}}", "5, 3"),
+    (r"\boxed{5 apples, 3 pears}", "5, 4"), (r"\boxed{5 apples, 3 pears}", "53"),
+    (r"\boxed{5 apples, 3 pears}", "5, 3, 1"), (r"\boxed{1234,567 m, 1 m}", "1235,678, 1"), (r"\boxed{7{:}30}", "7:31"),
+    (r"\boxed{(2 1/2, 3)}", "(3/2, 3)"), (r"\boxed{0.1+0.2}", "0.31"), ("The answer is \\(40_8\\).", "40_9"),
+    (r"\boxed{52_{\text{eight}}}", "52_9"), (r"\boxed{-50\%}", "50"), (r"\boxed{(52)_8}", "52_9"),
+    (r"\boxed{\Big(1,2\Big)}", "(1,2]"),
     # inequalities
     *((rf"\boxed{{{answer}}}", UNION) for answer in
       (r"x\le-1 \text{ or } x>2", r"x<-1 \text{ or } x\ge2", r"x<1 \text{ or } x>2", r"x<-1 \text{ and } x>2",
@@ -174,17 +157,16 @@ DIFFERENT = [
     (r"\boxed{f(4)>f(2)>f(1)}", "f(2)<f(1)<f(4)"),
     # equations of numbers that do not hold
     (r"\boxed{5=6}", "6"), ("$5=6$", "6"), ("#### 5=6", "6"), (r"\boxed{2+5=6}", "6"),
-    (r"\boxed{\frac{1}{2}+\frac{1}{3}=\frac{2}{5}}", "2/5"),
-    (r"\boxed{100 \cdot 1.05=115}", "115"), (r"\boxed{5=6=x}", "6"), (r"\boxed{7=x}", "6"), ("#### 5=6 apples", "6"),
+    (r"\boxed{\frac{1}{2}+\frac{1}{3}=\frac{2}{5}}", "2/5"), (r"\boxed{100 \cdot 1.05=115}", "115"),
+    (r"\boxed{5=6=x}", "6"), (r"\boxed{7=x}", "6"), ("#### 5=6 apples", "6"),
     # parentheses and braces
     (r"\boxed{\{1,2\}}", "(1,2)"), (r"\boxed{(1,2)}", r"\{1,2\}"), (r"\boxed{(2,1)}", "1,2"), (r"\boxed{2,1}", "(1,2)"),
     (r"\boxed{x\in\{1,2\}}", "(1,2)"), (r"The set is $\{1,2\}$.", "(1,2)"),
     (r"\boxed{(-2,1)}", r"\begin{pmatrix}1\\-2\end{pmatrix}"),
     # words, thousands, percent, times
     (r"\boxed{seat}", "east"), (r"\boxed{HHT}", "HTH"), (r"\boxed{\text{HHT}}", r"\text{HTH}"),
-    (r"\boxed{(1,200)}", "1200"),
-    (r"\boxed{x=1,200}", "1201"), (r"\boxed{0.5\%}", "0.5"), (r"\boxed{1250\%}", r"12.5\%"),
-    (r"\boxed{3:30\text{ a.m.}}", r"3:30\text{ p.m.}"),
+    (r"\boxed{(1,200)}", "1200"), (r"\boxed{x=1,200}", "1201"), (r"\boxed{0.5\%}", "0.5"),
+    (r"\boxed{1250\%}", r"12.5\%"), (r"\boxed{3:30\text{ a.m.}}", r"3:30\text{ p.m.}"),
     (r"\boxed{1.5 million}", "1500"), (r"\boxed{8 \pmod{11}}", "9"), (r"\boxed{52_{\text{nine}}}", "52_8"),
     (r"\boxed{3125}", "3, 125"), (r"\boxed{f''(x)}", "f'(x)"), (r"\boxed{f'(x)}", "f''(x)"), (r"\boxed{10⁵}", "105"),
     (r"\boxed{2¾}", "6/4"), (r"\boxed{15:30}", "3:30 a.m."), (r"\boxed{3:30}", "15:30"), (r"\boxed{1.234}", "1234"),
@@ -293,24 +275,10 @@ def test_whole_numbers_are_equal_only_if_they_are(a: int, b: int):
 
 
 @settings(deadline=None)
-@given(st.integers(-999, 999), st.integers(1, 999))
-def test_equality_of_numbers_is_symmetric(a: int, b: int):
-    x, y = read_number(f"{a}/{b}"), read_number(f"{a / b:.6f}")
-    assert same_number(x, y) == same_number(y, x)
-
-
-@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_finding_an_answer_never_raises(text: str):
     for function in (find_answer, find_gold, is_formula, final_choice, words, read_number, too_complex):
         function(text)
-
-
-@settings(deadline=None)
-@given(st.text(alphabet=r"\boxed{}1, and$<answer>#", max_size=120))
-def test_an_answer_is_a_part_of_its_text(text: str):
-    found = find_answer(text)
-    assert found is None or all(part in text for part in found.text.split(", "))
 
 
 # ── As a reward ───────────────────────────────────────────────────────────────────────────────────────────

@@ -34,13 +34,9 @@ def statuses(*completions: str, limit: float = PATIENT, gold: str = "x+1") -> li
 
 
 # ── Time limits ───────────────────────────────────────────────────────────────────────────────────────────
-def test_an_endless_answer_times_out_and_the_next_one_is_checked():
-    assert statuses(ENDLESS, limit=0.3) == ["timeout"]
+def test_an_endless_answer_times_out_and_the_others_are_checked():
+    assert statuses(ENDLESS, r"\boxed{1+x}", ENDLESS, limit=2) == ["timeout", "correct", "timeout"]
     assert statuses(r"\boxed{1+x}", r"\boxed{2+x}") == ["correct", "wrong"]
-
-
-def test_an_endless_answer_does_not_delay_the_others():
-    assert statuses(ENDLESS, r"\boxed{1+x}", ENDLESS, limit=2)[1] == "correct"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from dew.engines.trl.rewards import checked
 from dew.errors import ConfigError, RewardError
 from dew.rewards.calls import NOT_FINITE, as_rewards
 from dew.rewards.process import memory_of
@@ -340,10 +341,6 @@ def test_threads_share_one_process(load):
 
 
 # ── Callables, which run in this process ──────────────────────────────────────────────────────────────────
-def scored(function, timeout=0.3, **columns):
-    from dew.engines.trl.rewards import checked
-
-    return checked(function, timeout)(completions=["a", "b"], prompts=["why?", "how?"], **columns)
 
 
 def test_an_async_hang_is_cancelled():
@@ -351,4 +348,4 @@ def test_an_async_hang_is_cancelled():
         await asyncio.sleep(1e6)
 
     with pytest.raises(RewardError, match=r"reward waits .*return.* 0.3 s"):
-        asyncio.run(scored(waits))
+        asyncio.run(checked(waits, 0.3)(completions=["a", "b"], prompts=["why?", "how?"]))

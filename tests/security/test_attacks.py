@@ -1,6 +1,7 @@
 """Hostile text has no effect: not where answers are judged, nor in records, the report, the console, or recipes."""
 
 import ast
+import datetime
 import gzip
 import io
 import json
@@ -14,9 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
+from rich.text import Text
 
+import trl_tiny
 from attacks import ATTACKS, FAMILIES, PLACES, completions
+from dew.cli import console
+from dew.cli.console import LogToConsole
+from dew.cli.runs import RunView
 from dew.errors import DewError
+from dew.report import build
+from dew.rewards.math import math_verdicts, workers
+from dew.run.config import parse_yaml
 from dew.run.folder import RunFolder
 from dew.run.records import AnswerRecord, GroupRecord, read_records
 
@@ -206,8 +216,6 @@ def test_the_watcher_sees_what_sympy_would_have_done(tmp_path):
 @pytest.mark.parametrize("part", [slice(1, None, 6), pytest.param(slice(None), marks=pytest.mark.slow)])
 def test_through_the_pool_every_attack_gets_a_verdict_and_leaves_nothing(tmp_path, monkeypatch, part):
     pytest.importorskip("math_verify")
-    from dew.rewards.math import math_verdicts, workers
-
     monkeypatch.chdir(tmp_path)
     workers.close()
     canary = tmp_path / "canary"
@@ -316,8 +324,6 @@ def test_records_keep_every_attack_as_it_is(hostile_run):
 
 
 def test_the_page_has_the_same_elements_whatever_a_model_wrote(hostile_run, tmp_path):
-    from dew.report import build
-
     harmless = RunFolder(tmp_path / "harmless")
     harmless.append_metrics({"step": 1, "reward": 0.5})
     page = build([hostile_run], tmp_path / "hostile.html").read_text()
@@ -334,8 +340,6 @@ def test_the_page_has_the_same_elements_whatever_a_model_wrote(hostile_run, tmp_
 
 def printed(show) -> str:
     """What a terminal would get, without the sequences that rich makes itself."""
-    from dew.cli import console
-
     file = io.StringIO()
     terminal = console.PlainConsole(file=file, force_terminal=True, color_system="truecolor", width=100)
     show(terminal)
@@ -343,9 +347,6 @@ def printed(show) -> str:
 
 
 def test_nothing_but_text_reaches_the_terminal():
-    from rich.table import Table
-    from rich.text import Text
-
     def show(terminal):
         table = Table(title=attack)
         table.add_column(attack)
@@ -373,9 +374,6 @@ def test_commands_show_a_hostile_run_without_a_control_character(hostile_run, de
 
 
 def test_progress_and_warnings_too(hostile_run, capsys):
-    from dew.cli.console import LogToConsole
-    from dew.cli.runs import RunView
-
     view = RunView(hostile_run)
     view.label = "\x1b[2J"
     view.poll()
@@ -388,8 +386,6 @@ def test_progress_and_warnings_too(hostile_run, capsys):
 # ── recipes and templates ───────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize("form", ["%s", "a: %s", "a: [%s]", "%s: a", "task: countdown\nx: &x %s\ny: *x"])
 def test_yaml_gives_plain_values_or_an_error(tmp_path, monkeypatch, form):
-    from dew.run.config import parse_yaml
-
     monkeypatch.chdir(tmp_path)
     for attack in ATTACKS:
         try:
@@ -401,8 +397,6 @@ def test_yaml_gives_plain_values_or_an_error(tmp_path, monkeypatch, form):
 
 
 def _plain(x: object) -> bool:
-    import datetime
-
     if isinstance(x, dict):
         return all(map(_plain, [*x.keys(), *x.values()]))
     if isinstance(x, list | set | tuple):
@@ -411,8 +405,6 @@ def _plain(x: object) -> bool:
 
 
 def test_a_prompt_is_not_a_template():
-    import trl_tiny
-
     tokenizer = trl_tiny.tokenizer()
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
     for attack in ATTACKS:
@@ -421,8 +413,6 @@ def test_a_prompt_is_not_a_template():
 
 
 def test_a_chat_template_of_a_stranger_cannot_leave_its_sandbox(tmp_path):
-    import trl_tiny
-
     tokenizer = trl_tiny.tokenizer()
     for attack in FAMILIES["templates"]:
         tokenizer.chat_template = attack.replace("CANARY", str(tmp_path / "canary")).replace("10**9", "3")

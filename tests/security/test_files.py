@@ -18,7 +18,10 @@ import torch
 from safetensors.torch import save_file
 
 from attacks import FAMILIES
+from dew.engines.lab import load_study
+from dew.engines.trl import DewConfig, DewTrainer
 from dew.engines.trl.checkpoints import find_problem, write_manifest
+from dew.engines.trl.launch import build_trainer, parse
 from dew.errors import ConfigError, RecordError
 from dew.files import stay_inside, write_atomically
 from dew.report import build
@@ -206,9 +209,6 @@ def test_an_ordinary_model_passes_and_is_not_tried_again(here, monkeypatch):
 
 
 def test_the_revision_that_is_loaded_is_the_one_that_is_tried(here, monkeypatch):
-    from dew.engines.trl import DewConfig, DewTrainer
-    from dew.engines.trl.launch import build_trainer, parse
-
     asked = []
 
     def download(name, revision=None, **_):
@@ -241,8 +241,6 @@ def test_a_checkpoint_with_nested_json_is_damaged(here, name):
 
 @pytest.mark.parametrize("facts", [{"seed": "x"}, {"learning_rate": 1e999}, {"arm": "\x1b[2J"}, {"warm_start": 1}])
 def test_a_damaged_run_of_a_study_is_an_error_before_training(here, facts):
-    from dew.engines.lab import load_study
-
     put(Path("study/grid.json"), json.dumps({"settings": {}, "arms": ["dapo"], "sources": {}}))
     run = {"arm": "dapo", "seed": 0, "learning_rate": 1e-4, "warm_start": {"digest": "x"}}
     put(Path("study/dapo/run.json"), json.dumps(run))

@@ -4,8 +4,10 @@ from argparse import Namespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dew_slime as slime
+import trl_tiny
 from dew import Rollouts, get_algorithm
 from dew.errors import ConfigError, EngineError
 
@@ -66,35 +68,21 @@ def test_advantages_are_those_of_the_algorithm(name, flags):
     assert whole["advantages"][3][0] == 0
 
 
-def _rank(rank, port, results):
-    import torch.distributed as dist
+def test_groups_that_span_ranks_are_gathered(tmp_path):
+    def run(rank):
+        dist.init_process_group("gloo")
+        slime._data_parallel_group = lambda: dist.group.WORLD
+        data = batch([[0, 5, 3], [7, 1, 6, 2, 4]][rank])
+        slime.advantages(arguments(**GTPO), data)
+        torch.save(dict(zip(data["sample_indices"], data["advantages"], strict=True)), tmp_path / f"rank{rank}.pt")
+        dist.destroy_process_group()
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
-    slime._data_parallel_group = lambda: dist.group.WORLD
-    data = batch([[0, 5, 3], [7, 1, 6, 2, 4]][rank])
-    slime.advantages(arguments(**GTPO), data)
-    results.put({i: x.tolist() for i, x in zip(data["sample_indices"], data["advantages"], strict=True)})
-    dist.destroy_process_group()
-
-
-def test_groups_that_span_ranks_are_gathered():
-    import multiprocessing
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    fork = multiprocessing.get_context("fork")
-    results = fork.Queue()
-    ranks = [fork.Process(target=_rank, args=(rank, port, results)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    found = results.get(timeout=120) | results.get(timeout=120)
-    for process in ranks:
-        process.join()
+    assert trl_tiny.in_children(run, 2) == [0, 0]
+    found = {**torch.load(tmp_path / "rank0.pt"), **torch.load(tmp_path / "rank1.pt")}
     alone = batch()
     slime.advantages(arguments(**GTPO), alone)
-    assert found == {i: x.tolist() for i, x in zip(alone["sample_indices"], alone["advantages"], strict=True)}
+    for index, expected in zip(alone["sample_indices"], alone["advantages"], strict=True):
+        assert torch.equal(found[index], expected)
 
 
 def test_incomplete_groups_and_split_answers_are_errors():

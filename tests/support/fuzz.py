@@ -14,7 +14,6 @@ import signal
 import string
 import tempfile
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -23,10 +22,28 @@ import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+import trl_tiny
 from attacks import ATTACKS, FAMILIES
+from dew import Rollouts, get_algorithm
+from dew.cli.console import out
+from dew.cli.report import explain
+from dew.cli.runs import RunView
+from dew.compare import Scores, read_result
+from dew.engines.trl.guide import RecordedGuide
+from dew.engines.trl.launch import parse
 from dew.errors import DewError
-from dew.run.config import OWN_KEYS, make_run, parse_yaml, to_yaml
+from dew.report import content_of
+from dew.report.readers import Run, read_run
+from dew.report.write import blobs
+from dew.rewards import Verdict, verifier
+from dew.rewards.calls import as_rewards
+from dew.rewards.latex import compare
+from dew.rewards.math import math_verdicts, verdict_or_answer
+from dew.run.config import OWN_KEYS, check_keys, make_run, parse_yaml, to_yaml
+from dew.run.folder import RunFolder
+from dew.run.permission import check_permission
 from dew.run.records import SIGNALS, read_records
+from dew.tasks import task
 from hostile import WORDS
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
@@ -170,8 +187,6 @@ def put(name: str, content: bytes | str) -> Path:
 
 def yaml_text(text: str) -> None:
     """Any text as a recipe; what is read is written and read again the same."""
-    from dew.run.permission import check_permission
-
     run = make_run(parse_yaml(text), source="r.yaml")
     with suppress(DewError):
         check_permission(run, (), untrusted=True)
@@ -181,11 +196,6 @@ def yaml_text(text: str) -> None:
 
 def recipe(keys: dict[str, Any]) -> None:
     """Any values under the keys of a recipe, its task, its verifier and the permissions that it asks for."""
-    from dew.rewards import verifier
-    from dew.run.config import check_keys
-    from dew.run.permission import check_permission
-    from dew.tasks import task
-
     run = make_run(keys, source="r.yaml")
     to_yaml(run)
     if run.task is not None:
@@ -198,8 +208,6 @@ def recipe(keys: dict[str, Any]) -> None:
 
 def recipe_parsed(keys: dict[str, Any]) -> None:
     """The same through TRL's parser, with what is needed to get there."""
-    from dew.engines.trl.launch import parse
-
     parse(make_run({"model_name_or_path": "tiny", "use_cpu": True, "bf16": False, **keys}), dry=True)
 
 
@@ -209,12 +217,6 @@ def record_bytes(content: bytes) -> None:
 
 def record(group: dict[str, Any]) -> None:
     """A group of any values: read, credited as `dew explain` does, shown as `dew report` does."""
-    from dew.cli.console import out
-    from dew.cli.report import explain
-    from dew.report import content_of
-    from dew.report.readers import Run
-    from dew.report.write import blobs
-
     path = put("g.jsonl", json.dumps(group))
     blobs(content_of([Run("r", "records", groups=read_records(path))]))
     with out.capture():
@@ -223,13 +225,6 @@ def record(group: dict[str, Any]) -> None:
 
 def run_folder(files: dict[str, str]) -> None:
     """A run's folder with anything in its files: read, shown as a report and a line, compared."""
-    from dew.cli.runs import RunView
-    from dew.compare import read_result
-    from dew.report import content_of
-    from dew.report.readers import read_run
-    from dew.report.write import blobs
-    from dew.run.folder import RunFolder
-
     for name in ("run.json", "scores.json", "metrics.jsonl", "alarms.jsonl", "config.yaml"):
         (HERE / "run" / name).unlink(missing_ok=True)
     for name, content in {"run.json": "{}", **files}.items():
@@ -245,8 +240,6 @@ def run_folder(files: dict[str, str]) -> None:
 
 def rows(content: bytes) -> None:
     """Any file as problems: as a task of JSON Lines, as a set with a template, as JSON, packed."""
-    from dew.tasks import task
-
     for name, settings_ in (("t.jsonl", {}), ("t.jsonl", {"template": "plain"}), ("t.json", {"template": "chat"})):
         with suppress(DewError):
             for split in ("train", "held_out"):
@@ -254,25 +247,16 @@ def rows(content: bytes) -> None:
     task(str(put("t.jsonl.gz", gzip.compress(content, 1))), template="r1", problem="prompt").rows(1)
 
 
-@cache
-def tokenizer() -> Any:
-    import trl_tiny
-
-    return trl_tiny.tokenizer()
+TOKENIZER = trl_tiny.tokenizer()
 
 
 def guide(content: bytes) -> None:
     """Any file as a guide's recorded answers."""
-    from dew.engines.trl.guide import RecordedGuide
-
-    RecordedGuide(str(put("guide.jsonl", content)), tokenizer(), 16)
+    RecordedGuide(str(put("guide.jsonl", content)), TOKENIZER, 16)
 
 
 def foreign(content: bytes) -> None:
     """Any file as a trainer state of TRL's, and as scores of an evaluation."""
-    from dew.compare import Scores
-    from dew.report.readers import read_run
-
     put("trl/trainer_state.json", content)
     with suppress(DewError):
         read_run(HERE / "trl", 1000)
@@ -290,8 +274,6 @@ FOREIGN = st.one_of(
 
 def gold_columns(case: tuple[str, Any, Any]) -> None:
     """Verifiers that are given any columns: a file's `numbers` and `answer` may be anything."""
-    from dew.rewards import verifier
-
     text, numbers, answer = case
     for name in ("countdown", "equation"):
         with suppress(DewError):
@@ -300,8 +282,6 @@ def gold_columns(case: tuple[str, Any, Any]) -> None:
 
 def rollouts(case: tuple[Any, ...]) -> None:
     """Tensors of any shapes as rollouts, and their credit."""
-    from dew import Rollouts, get_algorithm
-
     group, shape, other, kind = case
     if kind > 1:  # shapes that fit each other
         other = shape = [len(group), *shape[:1]]
@@ -315,10 +295,6 @@ def rollouts(case: tuple[Any, ...]) -> None:
 
 def verdict(case: tuple[str, str]) -> None:
     """What the asking process does by itself to judge an answer, and what a worker does."""
-    from dew.rewards import Verdict
-    from dew.rewards.latex import compare
-    from dew.rewards.math import verdict_or_answer
-
     text, gold = case
     decided = verdict_or_answer(text, gold)
     if isinstance(decided, Verdict):
@@ -334,16 +310,12 @@ def verdict(case: tuple[str, str]) -> None:
 
 def verdict_pool(cases: list[tuple[str, str]]) -> None:
     """Whole verdicts, many at a time, through the processes."""
-    from dew.rewards.math import math_verdicts
-
     found = math_verdicts([text for text, _ in cases], [gold for _, gold in cases], timeout=2.0)
     assert len(found) == len(cases)
 
 
 def own_rewards(case: tuple[Any, int]) -> None:
     """Whatever a reward function may return."""
-    from dew.rewards.calls import as_rewards
-
     as_rewards("r", *case)
 
 

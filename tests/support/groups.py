@@ -3,6 +3,8 @@
 import torch
 from hypothesis import strategies as st
 
+from dew import Rollouts
+
 NAN = float("nan")
 
 
@@ -38,3 +40,12 @@ def batches(draw):
     rewards = draw(st.lists(st.sampled_from([0.0, 1.0]), min_size=n, max_size=n))
     rows = draw(st.lists(st.lists(st.floats(0, 5, width=32), min_size=1, max_size=5), min_size=n, max_size=n))
     return ids, rewards, rows
+
+
+def rollouts(batch, extra=None):
+    """Log-probabilities and Σπ² are made up from the entropies; NaN on the padding, as these are."""
+    ids, rewards, rows = batch
+    entropy, mask = pad(rows)
+    reward, extra = (None if x is None else torch.tensor(x, dtype=torch.float64) for x in (rewards, extra))
+    made_up = {"logp": -(entropy * 1.5 + 0.1), "sum_sq": (-entropy).exp()}
+    return Rollouts.from_rows(ids, mask=mask, reward=reward, entropy=entropy, extra=extra, **made_up)

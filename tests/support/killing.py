@@ -14,12 +14,18 @@ import sys
 import time
 from pathlib import Path
 
+import torch
+from transformers import TrainerState, modeling_utils
+
 import trl_tiny as tiny
+from dew.cli import main
+from dew.engines.trl import DewTrainer
+from dew.run.folder import RunFolder
 
 SMALL = {
-    **tiny.COUNTDOWN, "problems": 10, "max_steps": 6, "num_generations": 8, "per_device_train_batch_size": 16,
-    "steps_per_generation": 2, "gradient_accumulation_steps": 1, "learning_rate": 2e-4, "max_completion_length": 26,
-    "records_every": 1, "save_steps": 1, "save_total_limit": 2, "scores": {"problems": 2, "k": 2},
+    **tiny.COUNTDOWN, "problems": 10, "max_steps": 6, "num_generations": 8, "steps_per_generation": 2,
+    "gradient_accumulation_steps": 1, "learning_rate": 2e-4, "max_completion_length": 26, "records_every": 1,
+    "save_steps": 1, "save_total_limit": 2, "scores": {"problems": 2, "k": 2},
 }  # fmt: skip
 
 
@@ -78,22 +84,9 @@ def while_renaming(part, count=1, after=False):
     os.replace = deadly
 
 
-def in_weights(count):
-    import transformers.modeling_utils as owner
-
-    at_call(owner, "safe_save_file", count, after=lambda tensors, path, **_: halve(path))
-
-
-def in_optimizer(count):
-    import torch
-
-    at_call(torch, "save", count, after=lambda content, path: halve(path))
-
-
-def in_state():
-    from transformers import TrainerState
-
-    at_call(TrainerState, "save_to_json", 2, after=lambda state, path: halve(path))
+def while_saving(owner, name, count):
+    """Die when the file that is the second argument of a function is half written."""
+    at_call(owner, name, count, after=lambda content, path, **_: halve(path))
 
 
 def in_rotation():
@@ -112,8 +105,6 @@ def in_rotation():
 
 
 def in_log(name, count):
-    from dew.run.folder import RunFolder
-
     inner, calls = RunFolder._append, []
 
     def deadly(self, file, line):
@@ -127,16 +118,8 @@ def in_log(name, count):
     RunFolder._append = deadly
 
 
-def in_training(name, count):
-    from dew.engines.trl import DewTrainer
-
-    at_call(DewTrainer, name, count)
-
-
 def in_update():
     """Half of the weights have moved."""
-    import torch
-
     inner, calls = torch.optim.AdamW.step, []
 
     def deadly(self, *args, **kwargs):
@@ -166,24 +149,24 @@ MOMENTS = {
     "writing config.yaml": lambda: while_syncing("config.yaml"),
     "scoring before": lambda: while_syncing("scores.json"),
     "writing run.json": lambda: while_syncing("run.json"),
-    "sampling": lambda: in_training("_generate", 2),
-    "scoring rewards": lambda: in_training("_calculate_rewards", 2),
-    "forward": lambda: in_training("_compute_loss", 4),
+    "sampling": lambda: at_call(DewTrainer, "_generate", 2),
+    "scoring rewards": lambda: at_call(DewTrainer, "_calculate_rewards", 2),
+    "forward": lambda: at_call(DewTrainer, "_compute_loss", 4),
     "half an update": in_update,
-    "between gradient and update": lambda: in_training("_get_grad_norm", 3),
+    "between gradient and update": lambda: at_call(DewTrainer, "_get_grad_norm", 3),
     "a torn line of metrics": lambda: in_log("metrics.jsonl", 4),
     "half a record": lambda: while_syncing("step-0000000", 2),
     "a record before its name": lambda: while_renaming("step-0000000", 2),
     "a record after its name": lambda: while_renaming("step-0000000", 2, after=True),
-    "half a checkpoint's weights": lambda: in_weights(2),
-    "half a checkpoint's own state": lambda: in_optimizer(1),
-    "half a checkpoint's optimizer": lambda: in_optimizer(6),
-    "half a checkpoint's state": in_state,
+    "half a checkpoint's weights": lambda: while_saving(modeling_utils, "safe_save_file", 2),
+    "half a checkpoint's own state": lambda: while_saving(torch, "save", 1),
+    "half a checkpoint's optimizer": lambda: while_saving(torch, "save", 6),
+    "half a checkpoint's state": lambda: while_saving(TrainerState, "save_to_json", 2),
     "half a manifest": lambda: while_syncing("dew_manifest", 3),
     "a manifest before its name": lambda: while_renaming("dew_manifest", 1),
     "a manifest after its name": lambda: while_renaming("dew_manifest", 2, after=True),
     "half a rotation": in_rotation,
-    "half the model": lambda: in_weights(7),
+    "half the model": lambda: while_saving(modeling_utils, "safe_save_file", 7),
     "the model before its name": at_model,
     "scoring after": lambda: while_syncing("answers-after"),
     "half a report": lambda: while_syncing("report.html"),
@@ -205,8 +188,6 @@ def child(folder, moment=None):
     def start(_):
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
         moment()
-        from dew.cli import main
-
         started = (folder / "config.yaml").exists()
         sys.argv = ["dew", *(["resume", str(folder)] if started else ["train", str(configuration(folder))])]
         main()

@@ -18,10 +18,7 @@ def clamp(h, clip):
     return h if clip is None else min(max(h, clip[0]), clip[1])
 
 
-def gtpo_rewards(
-    correct, entropy, alpha1=1.0, alpha2=0.1, compare="column", average="arithmetic", entropy_clip=None, extra=None
-):
-    extra = extra or [0.0] * len(entropy)
+def gtpo_rewards(correct, entropy, alpha1=1.0, alpha2=0.1, compare="column", average="arithmetic", entropy_clip=None):
     H = [[clamp(h, entropy_clip) for h in row] for row in entropy]
     out = []
     for i, row in enumerate(H):
@@ -36,7 +33,7 @@ def gtpo_rewards(
             else:
                 against = [value(x) for k in peers for x in H[k]]
             share = value(h) / mean(against, average)
-            shaped.append((1 if correct[i] else -1) * (alpha1 + alpha2 * share) + extra[i])
+            shaped.append((1 if correct[i] else -1) * (alpha1 + alpha2 * share))
         out.append(shaped)
     return out
 

@@ -17,7 +17,8 @@ runs_trls_loss = pytest.mark.skipif(
 )
 LETTERS = "0123456789abcdefghij+="
 ON_A_CPU = {"bf16": False, "use_cpu": True, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True}
-COUNTDOWN = {**ON_A_CPU, "model_name_or_path": "tiny", "task": "countdown", "algorithm": "gtpo", "logging_steps": 1}
+COUNTDOWN = {**ON_A_CPU, "model_name_or_path": "tiny", "task": "countdown", "algorithm": "gtpo", "logging_steps": 1,
+             "num_generations": 4, "per_device_train_batch_size": 16, "problems": 64, "max_steps": 2}  # fmt: skip
 """The settings of a run with the tiny model that comes with dew."""
 TIMES = ("time", "seconds", "tokens_per_second", "step_time")
 

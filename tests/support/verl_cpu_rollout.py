@@ -27,27 +27,16 @@ class CpuServer:
     async def generate(self, request_id, *, prompt_ids, sampling_params, **_):
         await self.open.wait()
         temperature = float(sampling_params.get("temperature", 1.0)) or 1.0
-        config = GenerationConfig(
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=int(sampling_params.get("max_tokens", self.limit)),
-            eos_token_id=self.model.config.eos_token_id,
-            pad_token_id=self.model.config.eos_token_id,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
+        end, most = self.model.config.eos_token_id, int(sampling_params.get("max_tokens", self.limit))
+        sampled = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0, "max_new_tokens": most}
+        output = {"return_dict_in_generate": True, "output_logits": True}
+        config = GenerationConfig(eos_token_id=end, pad_token_id=end, **sampled, **output)
         with torch.inference_mode():
             out = self.model.generate(torch.tensor([list(prompt_ids)]), generation_config=config)
         ids = out.sequences[0, len(prompt_ids) :]
         logp = (torch.cat(out.logits) / temperature).log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-        return TokenOutput(
-            token_ids=ids.tolist(),
-            log_probs=logp.tolist(),
-            stop_reason="completed",
-            extra_fields={"global_steps": self.global_steps},
-        )
+        step = {"global_steps": self.global_steps}
+        return TokenOutput(token_ids=ids.tolist(), log_probs=logp.tolist(), stop_reason="completed", extra_fields=step)
 
     async def load(self, weights, global_steps):
         self.model.load_state_dict(weights, strict=False)

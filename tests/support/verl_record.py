@@ -19,6 +19,8 @@ from dew.algorithms import get_algorithm
 from dew.engines.verl.config import SET_BY_VERL
 from dew.tasks import TINY
 
+NUMBERS = {"entropy": "entropy", "advantage": "advantages"}
+
 
 def rollouts(path):
     batch, tokenizer = torch.load(path, weights_only=False), AutoTokenizer.from_pretrained(TINY)
@@ -29,20 +31,13 @@ def rollouts(path):
     for rows in groups.values():
         prompt = tokenizer.decode(batch["prompts"][rows[0]][batch["prompt_mask"][rows[0]]])
         numbers, target = prompt.rstrip(":").split(">")
-        answers = []
-        for row in rows:
-            length = int(batch["mask"][row].sum())
-            answers.append(
-                {
-                    "ids": batch["responses"][row, :length].tolist(),
-                    "acc": float(batch["acc"][row]),
-                    "entropy": [float(f"{x:.8g}") for x in batch["entropy"][row, :length].tolist()],
-                    "advantage": [float(f"{x:.8g}") for x in batch["advantages"][row, :length].tolist()],
-                }
-            )
-        found.append(
-            {"prompt": prompt, "numbers": [int(n) for n in numbers.split(",")], "answer": target, "answers": answers}
-        )
+        answers = [
+            {"ids": batch["responses"][row][live].tolist(), "acc": float(batch["acc"][row])}
+            | {name: [float(f"{x:.8g}") for x in batch[of][row][live].tolist()] for name, of in NUMBERS.items()}
+            for row, live in ((row, batch["mask"][row].bool()) for row in rows)
+        ]
+        numbers = [int(n) for n in numbers.split(",")]
+        found.append({"prompt": prompt, "numbers": numbers, "answer": target, "answers": answers})
     return batch["algorithm"].name, {"settings": own_settings(batch["algorithm"]), "groups": found}
 
 

@@ -9,6 +9,8 @@ pytest.importorskip("swift.rlhf_trainers", reason="needs ms-swift, in an environ
 
 from accelerate import Accelerator
 from swift.rl_core.data import GRPOBatch
+from swift.trainers import TrainerFactory
+from swift.utils import import_external_file
 
 import dew_swift as swift
 from dew import Rollouts, get_algorithm
@@ -101,8 +103,5 @@ def test_settings_that_contradict_the_algorithm_are_listed_together(monkeypatch)
 
 
 def test_the_plug_in_is_the_trainer_that_ms_swift_builds():
-    from swift.trainers import TrainerFactory
-    from swift.utils import import_external_file
-
     import_external_file(swift.__file__)
     assert TrainerFactory.get_trainer_cls(SimpleNamespace(rlhf_type="grpo")).__name__ == "DewGRPOTrainer"

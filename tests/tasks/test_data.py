@@ -5,6 +5,7 @@ import json
 import logging
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -166,12 +167,7 @@ def test_templates():
 # ── Oracle: the copies of the real sets ───────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("name", "train", "held_out"),
-    [
-        ("gsm8k", 7473, 1319),
-        ("math500", 0, 500),
-        ("amc23", 0, 40),
-        ("countdown-tinyzero", 8001, 2001),
-    ],
+    [("gsm8k", 7473, 1319), ("math500", 0, 500), ("amc23", 0, 40), ("countdown-tinyzero", 8001, 2001)],
 )
 def test_the_real_sets_are_complete(shared, name: str, train: int, held_out: int):
     assert len(named(name).problems("held_out")) == held_out
@@ -195,8 +191,6 @@ def test_dapo_shares_seven_problems_with_math500_and_eight_with_amc23(shared):
 @settings(max_examples=20)
 @given(st.integers(0, 9), st.integers(0, 60), st.integers(0, 60))
 def test_fewer_rows_are_a_prefix_and_removing_a_row_moves_no_other(seed: int, n: int, gone: int):
-    from tempfile import TemporaryDirectory
-
     with TemporaryDirectory() as folder:
         path = write(Path(folder) / "a.jsonl", ROWS)
         whole = task(str(path), template="plain").rows(1000, seed=seed)

@@ -1,10 +1,11 @@
 """The losses in the trainer: TRL's own where TRL has the same, and the batch's however it is cut."""
 
-import copy
 from functools import partial
 
 import pytest
 import torch
+from trl import GRPOConfig, GRPOTrainer
+from trl.trainer.utils import split_tensor_dict
 
 import trl_tiny as tiny
 from dew.engines.trl import DewConfig, DewTrainer
@@ -33,14 +34,9 @@ OUR_SETTINGS = {
     "cispo": {"dynamic_sampling": False, "clip_high": 0.01},  # TRL's epsilon_high is the bound itself
     "sapo": {"tau_pos": 2.0, "tau_neg": 3.0},
 }
-SHARED = {
-    "per_device_train_batch_size": 4,
-    "gradient_accumulation_steps": 2,
-    "num_iterations": 2,  # so that TRL keeps the old log-probabilities
-    "num_generations": 4,
-    "max_completion_length": 6,
-    **tiny.ON_A_CPU,
-}
+BATCH = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4}
+SHARED = {**BATCH, "max_completion_length": 6, **tiny.ON_A_CPU}
+SHARED["num_iterations"] = 2  # so that TRL keeps the old log-probabilities
 SOME_TRUNCATED = partial(tiny.scripted, seed=2)
 VARIANTS = {
     "plain": ({}, [outcome]),
@@ -53,8 +49,6 @@ VARIANTS = {
 
 def twins(folder, rewards, settings, ours, theirs):
     """The same run by dew and by TRL."""
-    from trl import GRPOConfig, GRPOTrainer
-
     tiny.model().save_pretrained(folder / "policy")
     tiny.tokenizer().save_pretrained(folder / "policy")
     others = {"train_dataset": tiny.prompts(), "processing_class": tiny.tokenizer(), "rollout_func": SOME_TRUNCATED}
@@ -69,8 +63,6 @@ def twins(folder, rewards, settings, ours, theirs):
 
 def same_update(ours, theirs, distance):
     """The micro-batches' losses, and the gradient that they sum to, once the policy has moved from the sampling one."""
-    from trl.trainer.utils import split_tensor_dict
-
     found = []
     for trainer in (ours, theirs):
         trainer.model.train()
@@ -137,15 +129,9 @@ def test_the_algorithm_trl_is_the_users_trl_run(name, tmp_path):
 
 
 def gradient_of(folder, algorithm, per_device, accumulation):
-    trainer = tiny.ready(
-        folder,
-        policy=copy.deepcopy(POLICY),
-        algorithm=algorithm,
-        algorithm_kwargs={"dynamic_sampling": False} if algorithm == "dapo" else {},
-        per_device_train_batch_size=per_device,
-        gradient_accumulation_steps=accumulation,
-        num_generations=16,
-    )
+    batch = {"per_device_train_batch_size": per_device, "gradient_accumulation_steps": accumulation}
+    kwargs = {"dynamic_sampling": False} if algorithm == "dapo" else {}
+    trainer = tiny.ready(folder, algorithm=algorithm, algorithm_kwargs=kwargs, num_generations=16, **batch)
     trainer.current_gradient_accumulation_steps = accumulation
     for micro in range(accumulation):
         trainer._step = micro
@@ -154,15 +140,10 @@ def gradient_of(folder, algorithm, per_device, accumulation):
     return tiny.gradient(trainer.model)
 
 
-POLICY = tiny.model()
-
-
 @pytest.mark.parametrize("algorithm", ["dapo", "grpo", "grpo_s", "dr_grpo"])
 def test_a_generation_in_several_optimizer_steps_has_the_algorithms_loss(algorithm, tmp_path):
     """As on verl (tests/verl/test_core.py): each step takes its share of the generation's tokens, or of its answers, of
     which truncated and masked ones count; so the mean of the steps is `Algorithm.loss` of the generation."""
-    from trl.trainer.utils import split_tensor_dict
-
     trainer = tiny.ready(
         tmp_path, algorithm=algorithm, algorithm_kwargs={"dynamic_sampling": False}, per_device_train_batch_size=4,
         steps_per_generation=4, mask_truncated_completions=True, others={"rollout_func": SOME_TRUNCATED},
@@ -188,33 +169,3 @@ def test_one_by_thirty_two_is_thirty_two_by_one(algorithm, tmp_path):
     whole = gradient_of(tmp_path / "whole", algorithm, 32, 1)
     assert whole.norm() > 0.1
     torch.testing.assert_close(gradient_of(tmp_path / "single", algorithm, 1, 32), whole, rtol=1e-4, atol=1e-5)
-
-
-def test_grpo_s_trains_with_the_arithmetic_ratio_when_it_is_off_policy(tmp_path):
-    """ŵᵢ = meanₜ wᵢₜ, worked out from the log-probabilities before and after the policy has moved."""
-    trainer = tiny.ready(tmp_path, algorithm="grpo_s", num_iterations=2)
-    batch = tiny.generation(trainer)
-    tiny.move(trainer.model, 0.02)
-    with torch.no_grad():
-        logp, _, _ = trainer._forward(trainer.model, batch)
-    loss = trainer._compute_loss(trainer.model, batch).item()
-    expected = []
-    for i, mask in enumerate(batch["completion_mask"].bool()):
-        w = (logp[i] - batch["old_per_token_logps"][i])[mask].exp().mean().item()
-        A = batch["advantages"][i, 0].item()
-        expected.append(-min(w * A, min(max(w, 0.8), 1.28) * A))
-    assert loss == pytest.approx(sum(expected) / len(expected), rel=1e-4, abs=1e-6)
-
-
-def test_the_samplers_correction_multiplies_the_surrogate(tmp_path):
-    """vLLM's importance-sampling ratio: with 2 on every token the gradient doubles."""
-    trainer = tiny.ready(tmp_path, num_iterations=2)
-    batch, gradients = tiny.generation(trainer), []
-    for width in (None, 1, batch["completion_ids"].size(1)):
-        ratio = None if width is None else torch.full((len(batch["completion_ids"]), width), 2.0)
-        trainer.model.zero_grad()
-        trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": ratio}).backward()
-        gradients.append(tiny.gradient(trainer.model))
-    assert gradients[0].norm() > 0.1
-    for doubled in gradients[1:]:
-        torch.testing.assert_close(doubled, 2 * gradients[0], rtol=1e-4, atol=1e-6)

@@ -19,17 +19,9 @@ def first_letters(completions, **_):
 
 def trained(folder, less_padding, reward=outcome, policy=None, **settings):
     """The weights after two optimizer steps, the lines of metrics, and the tokens of each pass with a gradient."""
-    trainer = tiny.trainer(
-        folder,
-        reward,
-        data=DATA,
-        policy=policy,
-        others={"rollout_func": tiny.scripted},
-        less_padding=less_padding,
-        optim="sgd",
-        learning_rate=0.1,
-        **settings,
-    )
+    others = {"rollout_func": tiny.scripted}
+    settings |= {"less_padding": less_padding, "optim": "sgd", "learning_rate": 0.1}
+    trainer = tiny.trainer(folder, reward, data=DATA, policy=policy, others=others, **settings)
     inner, tokens = trainer.model.model.forward, []
 
     def counted(*args, **kwargs):
@@ -89,10 +81,7 @@ def test_parts_by_hand():
     assert loss.token_parts([5, 3, 2], 10) == [[0, 1], [2]]
     assert loss.token_parts([12, 9], 10) == [[0], [1]]
     assert loss.token_parts([0, 0], 10) == [[0, 1]]
-
-
-def test_short_answers_are_not_padded_to_a_long_one():
-    """5 · 16,384 tokens would fit. 5000 is less than half of that, and 20 of 5000, where two rows keep a GPU busy."""
+    # 5 · 16,384 tokens would fit. 5000 is less than half of that, and 20 of 5000, where two rows keep a GPU busy
     assert loss.token_parts([20, 16_384, 3000, 5000, 9000], 100_000) == [[1, 4], [3, 2], [0]]
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+from peft import LoraConfig
 from safetensors.torch import load_file
 
 import trl_tiny as tiny
 from dew.algorithms import list_algorithms
 from dew.engines.trl.launch import build_trainer, launch, parse
-from dew.run.config import Run, Scoring
+from dew.run.config import make_run
 from dew.run.folder import RunFolder
 from dew.tasks import model_folder
 from trl_tiny import outcome
@@ -25,14 +28,12 @@ FSDP2 = {
     "FSDP_RESHARD_AFTER_FORWARD": "true",
     "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
 }
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
 METRICS = ("accuracy", "entropy", "entropy/wrong", "credit/mean_correct", "loss", "grad_norm", "ratio/max")
 
 
 def shard():
     """FSDP2 in this process. accelerate reads its settings on GPUs only, so it is told that these are some."""
-    from accelerate.state import AcceleratorState, PartialState
-    from accelerate.utils import DistributedType
-
     os.environ.update(FSDP2)
     inner = AcceleratorState.__init__
 
@@ -42,12 +43,6 @@ def shard():
         inner(self, *args, **kwargs)
 
     AcceleratorState.__init__ = on_gpus
-
-
-def lora():
-    from peft import LoraConfig
-
-    return LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM")
 
 
 def run(
@@ -61,7 +56,7 @@ def run(
         outcome,
         data=tiny.prompts(problems),
         policy=tiny.model(tie_word_embeddings=tied),
-        others={"rollout_func": tiny.scripted if scripted else None, "peft_config": lora() if adapter else None},
+        others={"rollout_func": tiny.scripted if scripted else None, "peft_config": LORA if adapter else None},
         # 3 groups of 8 answers: with 12 rows on each of two processes, the second group spans both
         per_device_train_batch_size=24 // processes,
         num_generations=8,
@@ -185,11 +180,10 @@ def test_sampling_and_resuming_sharded(tmp_path):
 def run_config(folder, resume=False):
     """The run of a recipe, evaluated before and after two steps."""
     shard()
-    settings = {k: v for k, v in tiny.COUNTDOWN.items() if k != "task"}
-    settings |= {"output_dir": str(folder), "num_generations": 4, "per_device_train_batch_size": 4, "max_steps": 2}
-    settings |= {"max_completion_length": 6, "save_steps": 2, "learning_rate": 0.01}
+    settings = {"output_dir": str(folder), "per_device_train_batch_size": 4, "max_completion_length": 6}
+    settings |= {"save_steps": 2, "learning_rate": 0.01}
     settings["weight_decay"] = 0.1  # moves the matrices, whatever the rewards are
-    parsed = parse(Run(task="countdown", problems=16, scores=Scoring(problems=4, k=2), settings=settings))
+    parsed = parse(make_run({**tiny.COUNTDOWN, **settings, "problems": 16, "scores": {"problems": 4, "k": 2}}))
     assert launch(parsed, build_trainer(parsed), resume=resume, say=lambda _: None) == "done"
 
 

@@ -1,5 +1,6 @@
 """What a run writes: metrics with fixed names, alarms, token records, facts; and TRL's table of completions."""
 
+import pandas
 import pytest
 import torch
 from transformers import TrainerCallback
@@ -8,6 +9,7 @@ import trl_tiny as tiny
 from dew import GRPO, GTPO, Rollouts
 from dew.engines.recorder import due
 from dew.errors import ConfigError
+from dew.rewards import Verdict, Verifier
 from dew.run.folder import RunFolder
 
 EVERY_STEP = {
@@ -63,22 +65,6 @@ def test_facts_of_the_run(run):
     assert facts["started"] <= facts["finished"]
 
 
-def test_a_failed_run_has_the_status_failed(tmp_path):
-    def breaks(completions, **_):
-        raise OSError("no verifier")
-
-    with pytest.raises(Exception, match="no verifier"):
-        tiny.trainer(tmp_path, breaks).train()
-    assert RunFolder(tmp_path).run()["status"] == "failed"
-
-
-def test_a_reward_that_is_always_zero_raises_alarms(tmp_path):
-    tiny.trainer(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=11).train()
-    alarms = {alarm["alarm"]: alarm for alarm in RunFolder(tmp_path).alarms()}
-    assert {"never_correct", "no_signal", "no_gradient"} <= set(alarms)
-    assert alarms["never_correct"]["step"] == 10
-
-
 # ── token records ─────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.parametrize(
     ("every", "per_generation", "steps"),
@@ -128,14 +114,14 @@ def test_algorithms_without_entropy_are_recorded_too(tmp_path):
 
 
 def test_verdicts_of_a_verifier_are_recorded(tmp_path):
-    from dew.rewards import Verdict, Verifier
-
     def check(text, answer):
         found = text[:1]
         status = "unparsable" if not found else "timeout" if found.isdigit() else "correct" if found < "f" else "wrong"
         return Verdict(status, found or None)
 
-    tiny.trainer(tmp_path, Verifier("letters", ("answer",), check), max_steps=1, algorithm="dapo").train()
+    more = {"oversample": 4, "max_rounds": 1}  # than TRL's table would hold
+    letters = Verifier("letters", ("answer",), check)
+    tiny.trainer(tmp_path, letters, max_steps=1, algorithm="dapo", algorithm_kwargs=more).train()
     line = RunFolder(tmp_path).metrics()[0]
     assert 0 < line["verifier/failed_share"] < 1 and "verifier/unparsable_share" in line
     for group in RunFolder(tmp_path).records():
@@ -149,8 +135,6 @@ def test_verdicts_of_a_verifier_are_recorded(tmp_path):
 
 # ── TRL's table ───────────────────────────────────────────────────────────────────────────────────────────
 def test_the_completions_table_shows_our_advantages(run):
-    import pandas
-
     _, folder = run
     table = pandas.read_parquet(folder.path / "completions" / "completions_00004.parquet")
     assert len(table) == 8

@@ -1,6 +1,5 @@
 """A run that is killed and resumed gives the same weights, bit for bit, and the same metrics as one that was not."""
 
-import json
 import os
 import signal
 
@@ -28,16 +27,11 @@ class Kill(TrainerCallback):
 
 
 STEPS = 6
+SEVERAL = {"steps_per_generation": 4, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
 SETTINGS = {
     "gtpo, several epochs": {"algorithm": "gtpo", "data": 4},
     "gtpo, killed inside a generation": {"algorithm": "gtpo", "data": 16, "num_iterations": 3},
-    "grpo_s, several optimizer steps per generation": {
-        "algorithm": "grpo_s",
-        "data": 16,
-        "steps_per_generation": 4,
-        "gradient_accumulation_steps": 2,
-        "per_device_train_batch_size": 4,
-    },
+    "grpo_s, several optimizer steps per generation": {"algorithm": "grpo_s", "data": 16, **SEVERAL},
     "dapo, dynamic sampling": {"algorithm": "dapo", "data": 6},
 }
 
@@ -220,7 +214,7 @@ def test_the_prompt_stream_visits_each_prompt_once_per_epoch():
     again = PromptStream(range(7), seed=3, shuffle=True)
     again.position = 5
     assert again.take(9) == taken[5:14]
-    assert json.dumps(taken[:7]) != json.dumps(taken[7:])
+    assert taken[:7] != taken[7:]
     assert PromptStream(range(3), seed=0, shuffle=False).take(5) == [0, 1, 2, 0, 1]
 
 

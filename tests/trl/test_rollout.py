@@ -1,5 +1,7 @@
 """Dynamic sampling and overlong penalties: groups without signal, by the outcome reward alone, are replaced."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -9,17 +11,9 @@ from dew.engines.trl.batch import Batch
 from dew.engines.trl.rollout import PromptStream, fill_batch, round_size
 from dew.run.folder import RunFolder
 
-
-class OneProcess:
-    """An accelerator of one process."""
-
-    num_processes, process_index = 1, 0
-
-    def pad_across_processes(self, x, **_):
-        return x
-
-    def gather(self, x):
-        return x
+ONE_PROCESS = SimpleNamespace(
+    num_processes=1, process_index=0, gather=lambda x: x, pad_across_processes=lambda x, **_: x
+)
 
 
 def sampler(outcomes, size=2):
@@ -33,27 +27,12 @@ def sampler(outcomes, size=2):
         width = 1 + len(rounds)  # each round has longer answers than the one before
         mask = torch.ones(len(ids), width, dtype=torch.bool)
         none, lengths = torch.zeros(len(ids), dtype=torch.bool), mask.sum(-1)
-        return Batch(
-            inputs={
-                "prompt_ids": ids[:, None].repeat(1, width),
-                "completion_mask": mask.long(),
-                "num_items_in_batch": torch.tensor(1),
-            },
-            group=torch.arange(len(ids)) // size,
-            mask=mask,
-            outcome=correct,
-            extra=torch.zeros(len(ids)),
-            entropy=None,
-            parts=correct[:, None],
-            total_length=lengths,
-            length=lengths,
-            truncated=none,
-            filler=none,
-            finite=~none,
-            gold=[str(i) for i in ids.tolist()],
-            answers={"outcome": correct},
-            groups={},
-        )
+        inputs = {"prompt_ids": ids[:, None].repeat(1, width), "completion_mask": mask.long()}
+        inputs["num_items_in_batch"] = torch.tensor(1)
+        rows = {"group": torch.arange(len(ids)) // size, "mask": mask, "outcome": correct, "extra": 0.0 * correct}
+        rows |= {"total_length": lengths, "length": lengths, "truncated": none, "filler": none, "finite": ~none}
+        rows |= {"entropy": None, "parts": correct[:, None], "gold": [str(i) for i in ids.tolist()]}
+        return Batch(inputs=inputs, **rows, answers={"outcome": correct}, groups={})
 
     return sample, rounds
 
@@ -64,7 +43,7 @@ def fill(outcomes, quota, max_rounds, size=2, oversample=1.0):
     algorithm = DAPO(max_rounds=max_rounds, oversample=oversample)
     stream = PromptStream(outcomes, seed=0, shuffle=False)
     fills = {"prompt_ids": -1}
-    return fill_batch(sample, algorithm, stream, OneProcess(), quota=quota, size=size, fills=fills), rounds, stream
+    return fill_batch(sample, algorithm, stream, ONE_PROCESS, quota=quota, size=size, fills=fills), rounds, stream
 
 
 MIXED, SOLVED, FAILED = (1, 0), (1, 1), (0, 0)
@@ -177,21 +156,3 @@ def test_soft_overlong_penalises_length_but_never_decides(tmp_path):
     expected = (total - total.mean(1, keepdim=True)) / (total.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(batch["advantages"][:, 0], expected.flatten(), rtol=1e-4, atol=1e-5)
     assert batch["verdict"].tolist() == raw.long().tolist()
-
-
-def test_records_have_the_verdicts_of_a_round_that_is_larger_than_the_batch(tmp_path):
-    """TRL's table would hold only a batch of them."""
-    from dew.rewards import Verdict, Verifier
-
-    letters = Verifier(
-        "letters", ("answer",), lambda text, answer: Verdict("correct" if text[:1] < "b" else "wrong", text[:1])
-    )
-    kwargs = {"oversample": 4, "max_rounds": 1}
-    settings = {"algorithm": "dapo", "algorithm_kwargs": kwargs, "records_every": 1}
-    tiny.trainer(tmp_path, letters, max_steps=1, **settings).train()
-    answers = [answer for group in RunFolder(tmp_path).records() for answer in group.answers]
-    assert answers
-    for answer in answers:
-        text = "".join(token for token in answer.tokens if not token.startswith("<"))
-        assert (answer.extracted or "") == text[:1]
-        assert (answer.verdict == "correct") == answer.correct

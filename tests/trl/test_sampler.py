@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,20 +13,15 @@ from dew.run.alarms import Alarms
 from dew.run.folder import RunFolder
 
 
-class OneProcess:
-    @staticmethod
-    def reduce(x, reduction):
-        return x
-
-
 def test_golden_metrics():
+    one_process = SimpleNamespace(reduce=lambda x, reduction: x)
     # ratios ½ and 2 at the two live tokens: k3 = (½ − 1 + ln 2 + 2 − 1 − ln 2) / 2 = ¼, mean ratio 1.25
     logp, nan = torch.tensor([[-2.0, -1.0, -5.0, -3.0]]), float("nan")
     sampler = logp + torch.tensor([[math.log(2), -math.log(2), 3.0, nan]])
     mask = torch.tensor([[True, True, False, True]])  # the last one has no log-probability
-    found = sampler_metrics(logp, sampler, mask, OneProcess)
+    found = sampler_metrics(logp, sampler, mask, one_process)
     assert found == pytest.approx({"sampler/kl": 0.25, "sampler/ratio": 1.25})
-    assert sampler_metrics(logp, sampler, torch.zeros_like(mask), OneProcess) == {}
+    assert sampler_metrics(logp, sampler, torch.zeros_like(mask), one_process) == {}
 
 
 def rollout(keeps):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 from trl import GRPOConfig
 
 import trl_tiny as tiny
@@ -13,78 +14,18 @@ from dew.engines.trl import DewConfig
 from dew.run.folder import RunFolder
 
 
-def moved(trainer, before):
-    after = {name: p.detach() for name, p in trainer.model.named_parameters()}
-    return {name for name, p in after.items() if name in before and not torch.equal(p, before[name])}
-
-
-def snapshot(trainer):
-    return {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
-
-
-def preference(trainer):
-    """Mean log-probability of the rewarded answers less that of the others, over every token of a fixed batch."""
-    was_training = trainer.model.training
-    trainer.model.train()
-    trainer.current_gradient_accumulation_steps = 1
-    batch = trainer.sample(tiny.rows(trainer))
-    with torch.no_grad():
-        logp, _, _ = trainer._forward(trainer.model, batch.inputs)
-    trainer.model.train(was_training)
-    correct, mask = batch.outcome > 0.5, batch.mask
-    assert 0 < correct.sum() < len(correct)
-    return (logp[correct][mask[correct]].mean() - logp[~correct][mask[~correct]].mean()).item()
-
-
 def test_lora_trains_the_adapter_alone(tmp_path):
-    from peft import LoraConfig
-
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3, task_type="CAUSAL_LM")
     trainer = tiny.trainer(
         tmp_path, others={"peft_config": lora}, algorithm_kwargs={"kl_coef": 0.1}, max_steps=6, num_generations=8
     )
-    before = snapshot(trainer)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
-    changed = moved(trainer, before)
+    changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}
     assert changed and all("lora_" in name for name in changed)
     first = RunFolder(tmp_path).metrics()[0]
     assert first["kl/ref"] == pytest.approx(0.0, abs=1e-6), "a fresh adapter is the base model"
     assert first["ratio/max"] == 1.0
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4},
-        {"num_iterations": 2, "steps_per_generation": 2, "per_device_train_batch_size": 4},
-        {"gradient_checkpointing": True, "num_iterations": 2},
-        {"bf16": True},
-    ],
-    ids=str,
-)
-def test_training_makes_rewarded_answers_likelier(settings, tmp_path):
-    """On the same fixed answers: a trainer whose sign is reversed, or that does not move, fails."""
-    scripted = {"rollout_func": tiny.scripted}
-    trainer = tiny.trainer(tmp_path, tiny.outcome, others=scripted, max_steps=4, num_generations=8, **settings)
-    before = preference(trainer)
-    trainer.train()
-    assert preference(trainer) > before + 0.1
-    lines = RunFolder(tmp_path).metrics()
-    assert [line["step"] for line in lines] == [1, 2, 3, 4]
-    if settings.get("num_iterations"):
-        assert any(line["ratio/abs_log"] > 0 for line in lines), "the second pass over a generation is off-policy"
-
-
-def test_the_final_folder_loads_with_from_pretrained(tmp_path):
-    from transformers import AutoModelForCausalLM
-
-    trainer = tiny.trainer(tmp_path, save_strategy="steps", save_steps=2)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "model"))
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
-    for name, parameter in loaded.named_parameters():
-        assert torch.equal(parameter, snapshot(trainer)[name])
-    assert "2508.04349" in (tmp_path / "README.md").read_text()
 
 
 def test_the_docs_list_every_setting_with_its_default():
@@ -106,13 +47,9 @@ def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
     names = {}
     exec(code, names)
     settings = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, **tiny.ON_A_CPU}
-    trainer = names["ShapedTrainer"](
-        tiny.model(),
-        tiny.has_a,
-        GRPOConfig(str(tmp_path), max_steps=1, num_iterations=2, **settings),
-        tiny.prompts(),
-        processing_class=tiny.tokenizer(),
-    )
+    args = GRPOConfig(str(tmp_path), max_steps=1, num_iterations=2, **settings)
+    given = (tiny.model(), tiny.has_a, args, tiny.prompts())
+    trainer = names["ShapedTrainer"](*given, processing_class=tiny.tokenizer())
     seen = {}
     inner = trainer._compute_loss
     trainer._compute_loss = lambda model, inputs: seen.update(inputs) or inner(model, inputs)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from peft import LoraConfig
 
 import trl_tiny as tiny
 from dew.cli.models import load_model
-from dew.compare import evaluate
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError
@@ -33,18 +33,14 @@ def brevity(completions, **_):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A Python run with two rewards, LoRA and evaluation during training."""
-    from peft import LoraConfig
-
     folder = tmp_path_factory.mktemp("switch")
     tiny.model().save_pretrained(folder / "base")
     tiny.tokenizer().save_pretrained(folder / "base")
-    others = {
-        "eval_dataset": tiny.prompts(8),
-        "peft_config": LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
-    }
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    others = {"eval_dataset": tiny.prompts(8), "peft_config": lora}
     settings = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 2}
     trainer = tiny.trainer(
-        folder / "run", [tiny.has_a, brevity], policy=str(folder / "base"), others=others, records_every=1,
+        folder / "run", [brevity, tiny.has_a], policy=str(folder / "base"), others=others, records_every=1,
         outcome_reward="has_a", per_device_eval_batch_size=8, num_generations_eval=4, **settings,
     )  # fmt: skip
     trainer.train()
@@ -109,6 +105,7 @@ def test_batches_that_do_not_line_up_are_named_when_a_trainer_is_built(tmp_path,
 def test_the_model_of_a_lora_run_from_python_is_found_and_merged(run):
     model, tokenizer = load_model(str(run[1]))  # its newest checkpoint
     assert not any("lora" in name for name, _ in model.named_parameters())
+    assert "2508.04349" in (run[1] / "README.md").read_text()
     ids = tokenizer("1+2=", return_tensors="pt")["input_ids"]
     run[0].model.eval()
     with torch.no_grad():
@@ -119,25 +116,6 @@ def test_a_run_without_a_model_is_named(tmp_path):
     tiny.trainer(tmp_path, max_steps=1).train()
     with pytest.raises(ConfigError, match="no final model and no checkpoint"):
         load_model(str(tmp_path))
-
-
-def test_evaluation_with_a_reward_function():
-    """Two answers to each of 4 rows; the reward is 1 if the text has an e, else None: nothing to extract or vote on."""
-    rows = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(4)]
-    seen = {}
-
-    def graded(completions, prompts, answer, **_):
-        seen.update(prompts=prompts, answer=answer)
-        return [0.75 if "e" in text else None for text in completions]
-
-    scores = evaluate(tiny.model(), tiny.tokenizer(), rows, graded, k=2, max_new_tokens=6)
-    assert seen["answer"] == ["1", "1", "2", "2", "3", "3", "4", "4"]
-    texts = [answer.text for problem in scores.problems for answer in problem.answers]
-    share = sum("e" in text for text in texts) / 8
-    assert scores["mean@2"].value == share and scores["reward"].value == 0.75 * share
-    assert "maj@2" not in scores.scores and scores.task == "graded"
-    strict = evaluate(tiny.model(), tiny.tokenizer(), rows, graded, k=2, max_new_tokens=6, threshold=0.8)
-    assert strict["pass@2"].value == 0
 
 
 # ── TRL's files ───────────────────────────────────────────────────────────────────────────────────────────

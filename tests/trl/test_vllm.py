@@ -4,17 +4,19 @@ TRL's "colocate" mode hands weights over in memory, so it can be tried on a CPU.
 and cannot be tried without a GPU.
 """
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from datasets import Dataset
+from peft import LoraConfig
 
 import trl_tiny as tiny
+from dew.engines.trl import DewTrainer
+from dew.rewards import verifier
+from dew.tasks import TINY, task
 
-vllm = pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-vllm_sync = pytest.importorskip("vllm_sync", reason="benchmarks/ is not here")
+pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
+from benchmarks import vllm_sync
+
 pytestmark = pytest.mark.slow
 
 STEPS = 3
@@ -23,11 +25,6 @@ STEPS = 3
 @pytest.fixture(scope="module", params=["full", "lora"])
 def trained(tmp_path_factory, request):
     """A trainer after three steps, with what vLLM sampled and what the loss was given at each."""
-    from datasets import Dataset
-
-    from dew.engines.trl import DewConfig, DewTrainer
-    from dew.rewards import verifier
-    from dew.tasks import TINY, task
 
     class Watched(DewTrainer):
         def _generate_and_score_completions(self, inputs):
@@ -37,25 +34,13 @@ def trained(tmp_path_factory, request):
 
     vllm_sync.on_a_cpu()
     seen = []
-    args = DewConfig(
-        output_dir=str(tmp_path_factory.mktemp("run")),
-        algorithm="gtpo",
-        use_vllm=True,
-        vllm_mode="colocate",
-        vllm_gpu_memory_utilization=0.2,
-        vllm_max_model_length=64,
-        max_steps=STEPS,
-        num_generations=8,
-        per_device_train_batch_size=32,
-        max_completion_length=28,
-        learning_rate=1e-2,  # large: a sampler left behind would be far off after a step
-        save_strategy="no",
-        **tiny.ON_A_CPU,
-    )
+    batch = {"num_generations": 8, "per_device_train_batch_size": 32, "max_completion_length": 28, "max_steps": STEPS}
+    sampler = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": 64}
+    rate = 1e-2  # large: a sampler left behind would be far off after a step
+    folder = tmp_path_factory.mktemp("run")
+    args = tiny.config(folder, use_vllm=True, learning_rate=rate, **batch, **sampler)
     adapter = None
     if request.param == "lora":
-        from peft import LoraConfig
-
         adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     data = Dataset.from_list(task("countdown").rows(64))
     trainer = Watched(str(TINY), verifier("countdown"), args, data, peft_config=adapter)

@@ -16,27 +16,15 @@ from dew.engines.verl.config import (
 )
 from dew.errors import ConfigError, DewError
 
+ACTOR_DEFAULTS = {
+    "policy_loss": {"loss_mode": "vanilla"}, "loss_agg_mode": "token-mean", "clip_ratio": 0.2, "clip_ratio_low": None,
+    "clip_ratio_high": 0.28, "calculate_entropy": False, "use_kl_loss": False, "kl_loss_coef": 0.001,
+    "strategy": "fsdp2", "fsdp_config": {"entropy_from_logits_with_chunking": True, "mixed_precision": None},
+}  # fmt: skip
+FILTER = {"enable": False, "metric": "reward"}
 VERL = {
-    "algorithm": {
-        "adv_estimator": "gtpo",
-        "filter_groups": {"enable": False, "metric": "reward"},
-        "rollout_correction": {"bypass_mode": False},
-    },
-    "actor_rollout_ref": {
-        "actor": {
-            "policy_loss": {"loss_mode": "vanilla"},
-            "loss_agg_mode": "token-mean",
-            "clip_ratio": 0.2,
-            "clip_ratio_low": None,
-            "clip_ratio_high": 0.28,
-            "calculate_entropy": False,
-            "use_kl_loss": False,
-            "kl_loss_coef": 0.001,
-            "strategy": "fsdp2",
-            "fsdp_config": {"entropy_from_logits_with_chunking": True, "mixed_precision": None},
-        },
-        "model": {"use_remove_padding": True, "use_fused_kernels": False},
-    },
+    "algorithm": {"adv_estimator": "gtpo", "filter_groups": FILTER, "rollout_correction": {"bypass_mode": False}},
+    "actor_rollout_ref": {"actor": ACTOR_DEFAULTS, "model": {"use_remove_padding": True, "use_fused_kernels": False}},
     "data": {"max_response_length": 4096},
     "trainer": {"use_v1": True, "v1": {"trainer_mode": "dew_sync"}},
 }

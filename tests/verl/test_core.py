@@ -1,10 +1,8 @@
 """Inside real verl: its registries, its compute_advantage, its ppo_loss. Needs verl (make test-verl)."""
 
-import json
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -30,12 +28,10 @@ from dew.engines.verl.launch import prepare
 from dew.losses import policy_loss
 from dew.run.config import Run
 from dew.run.settings import ACTOR
-from verl_rows import context, rows, with_padding
+from verl_rows import context, every_entry, rows, with_padding
 from verl_worker import actor, model_output, proto, td, worker_batch
 
 plugin.register()  # an installed dew is registered by verl itself; a checkout on PYTHONPATH is not
-GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
-every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
 
 
 def close(actual, expected, rtol=1e-4, atol=1e-5):
@@ -57,17 +53,10 @@ def test_verls_compute_advantage_equals_dews_credit(entry, name):
     with batch_context(context(name, entropy)) as c:
         data = compute_advantage(proto(rewards, mask, uids), adv_estimator=name)
     n = len(mask) - 3
-    expected = give_credit(
-        c.algorithm,
-        Rows(
-            group=torch.tensor(entry["input"]["group"]),
-            mask=mask[:n].bool(),
-            outcome=torch.tensor(entry["input"]["reward"]),
-            extra=torch.zeros(n),
-            entropy=entropy[:n],
-            logp=c.logp[:n],
-        ),
-    ).advantages
+    group, outcome = (torch.tensor(entry["input"][name]) for name in ("group", "reward"))
+    signals = {"entropy": entropy[:n], "logp": c.logp[:n]}
+    alone = Rows(group=group, mask=mask[:n].bool(), outcome=outcome, extra=torch.zeros(n), **signals)
+    expected = give_credit(c.algorithm, alone).advantages
     close(data.batch["advantages"][:n], expected, rtol=0, atol=0)
     assert not data.batch["advantages"][n:].any()
 

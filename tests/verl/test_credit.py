@@ -1,8 +1,6 @@
 """verl's rows to advantages, without verl: golden values, padding rows, conversations, refusals."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +14,7 @@ from dew.engines.verl.config import dew_estimators
 from dew.engines.verl.estimators import batch_context, estimator
 from dew.errors import EngineError
 from groups import batches, pad
-from verl_rows import context, rows, with_padding
-
-GOLDEN = json.loads((Path(__file__).parents[1] / "support" / "golden.json").read_text())
-every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
+from verl_rows import context, every_entry, rows, with_padding
 
 
 def estimate(name, rewards, mask, uids, entropy, changed=None, **more):

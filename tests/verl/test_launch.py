@@ -41,30 +41,17 @@ def small(**changes):
 def test_the_papers_setup():
     """Batch 128 prompts x 16 answers, one optimizer step each; 2,048 + 4,096 tokens; lr 1e-6; 210 steps."""
     found = prepare(read_run(ROOT / "recipes/paper/qwen2.5-7b.yaml"))
+    clips = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "use_kl_loss": False, "calculate_entropy": False}
     expected = {
-        "data.train_batch_size": 128,
-        f"{ACTOR}.ppo_mini_batch_size": 128,
-        f"{ROLLOUT}.n": 16,
-        "data.max_prompt_length": 2048,
-        "data.max_response_length": 4096,
-        f"{ACTOR}.optim.lr": 1e-6,
-        f"{ACTOR}.clip_ratio_low": 0.2,
-        f"{ACTOR}.clip_ratio_high": 0.28,
-        f"{ACTOR}.loss_agg_mode": "token-mean",
-        f"{ACTOR}.use_kl_loss": False,
-        f"{ACTOR}.calculate_entropy": False,
-        f"{ROLLOUT}.temperature": 1.0,
-        f"{ROLLOUT}.top_p": 1.0,
-        "algorithm.adv_estimator": "gtpo",
-        "algorithm.rollout_correction.rollout_is_threshold": "1e-09_3.0",  # TRL's default
-        "algorithm.filter_groups.enable": False,
-        "trainer.v1.trainer_mode": "dew_sync",
-        "trainer.total_training_steps": 210,
-        "trainer.save_freq": 30,
-        "trainer.n_gpus_per_node": 8,
-        "trainer.nnodes": 1,
-        "data.seed": 0,
+        "data": {"train_batch_size": 128, "max_prompt_length": 2048, "max_response_length": 4096, "seed": 0},
+        ACTOR: {"ppo_mini_batch_size": 128, "optim.lr": 1e-6, "loss_agg_mode": "token-mean", **clips},
+        ROLLOUT: {"n": 16, "temperature": 1.0, "top_p": 1.0},
+        "algorithm": {"adv_estimator": "gtpo", "filter_groups.enable": False},
+        "algorithm.rollout_correction": {"rollout_is_threshold": "1e-09_3.0"},  # TRL's default
+        "trainer": {"total_training_steps": 210, "save_freq": 30, "n_gpus_per_node": 8, "nnodes": 1},
+        "trainer.v1": {"trainer_mode": "dew_sync"},
     }
+    expected = flat(expected)
     assert {key: found[key] for key in expected} == expected
     assert found.batches == Batches(sampled=2048, trained=2048, answers=16, processes=8)
 
@@ -183,7 +170,6 @@ def test_the_learning_rate_is_constant_after_the_warmup():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"algorithm": "trl"}, "algorithm: trl works only on TRL"),
         ({"algorithm": "kl_cov"}, "kl_cov works only on TRL. Choose another algorithm, or set verl's own"),
         ({"temperature": 0.0}, "give a number > 0"),
@@ -192,13 +178,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": 5}, "not a whole number of groups of 5"),
-        ({"lr_scheduler_type": "linear"}, "lr_scheduler_type='linear'"),
         ({"lr_scheduler_type": "cosine"}, "optim.lr_scheduler_type"),
         ({"loss_type": "dr_grpo"}, "no algorithm is named. Name it"),
-        ({"use_peft": True}, "actor_rollout_ref.model.lora_rank"),
-        ({"max_grad_norm": 0.2}, "actor_rollout_ref.actor.optim.clip_grad"),
-        ({"weight_decay": 0.1}, "actor_rollout_ref.actor.optim.weight_decay"),
-        ({"generation_batch_size": 64}, "data.train_batch_size"),
         ({"lora_alpha": 16}, "lora_alpha=16 is not translated"),
         ({"task": "missing.jsonl", "task_settings": {"prompt": "prompt"}}, "missing.jsonl"),
         ({"max_steps": None, "num_train_epochs": 1.5}, "num_train_epochs=1.5"),

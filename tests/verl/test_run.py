@@ -52,17 +52,10 @@ def check_batch(batch):
             groups[uid].append(row)
     for rows in groups.values():
         n = len(rows)
-        alone = give_credit(
-            batch["algorithm"],
-            Rows(
-                group=torch.zeros(n, dtype=torch.long),
-                mask=batch["mask"][rows],
-                outcome=batch["acc"][rows],
-                extra=batch["rewards"][rows].sum(-1) - batch["score"][rows],
-                entropy=batch["entropy"][rows],
-                logp=None if batch["logp"] is None else batch["logp"][rows],
-            ),
-        )
+        extra = batch["rewards"][rows].sum(-1) - batch["score"][rows]
+        own = {"mask": batch["mask"][rows], "outcome": batch["acc"][rows], "extra": extra}
+        signals = {name: batch[name][rows] for name in ("entropy", "logp") if batch[name] is not None}
+        alone = give_credit(batch["algorithm"], Rows(group=torch.zeros(n, dtype=torch.long), **own, **signals))
         torch.testing.assert_close(advantages[rows], alone.advantages, rtol=1e-5, atol=1e-6)
     return groups
 

@@ -13,13 +13,14 @@ pytest.importorskip("verl", reason="verl is not installed: these run with `make 
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from tensordict import NonTensorData, NonTensorStack, TensorDict
-from verl import DataProto
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
 from dew.algorithms import GTPO
 from dew.engines.verl import trainer
+from dew.engines.verl.main import EXTERNAL, main, prepare, start
 from dew.engines.verl.trainer import CreditMixin
 from dew.errors import ConfigError, EngineError
+from verl_worker import proto
 
 H = [[1.0, 2.0], [2.0, 1.0, 3.0], [1.0, 4.0], [1.0]]
 UIDS = ["a", "a", "a", "pad"]
@@ -39,14 +40,9 @@ def default_config():
 def config(*overrides):
     found = deepcopy(default_config())
     OmegaConf.set_struct(found, False)
-    found.merge_with_dotlist(
-        [
-            "algorithm.adv_estimator=gtpo",
-            "trainer.v1.trainer_mode=dew_sync",
-            "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True",
-            *overrides,
-        ]
-    )
+    exact = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True"
+    ours = ["algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", exact]
+    found.merge_with_dotlist([*ours, *overrides])
     return found
 
 
@@ -57,13 +53,9 @@ class Verls:
         self.config, self.global_steps, self.mode = config, 1, config.trainer.v1.trainer_mode
 
     def _compute_advantage(self, batch, metrics):
-        data = DataProto.from_dict(
-            tensors={
-                "token_level_rewards": torch.tensor([[0, 1.0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]]),
-                "response_mask": torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]]),
-            },
-            non_tensors={"uid": np.array(UIDS, dtype=object)},
-        )
+        rewards = torch.tensor([[0, 1.0, 0], [0, 0, 0], [0, 0, 0], [0, 0, 0]])
+        mask = torch.tensor([[1, 1, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]])
+        data = proto(rewards, mask, np.array(UIDS, dtype=object))
         compute_advantage(data, self.config.algorithm.adv_estimator, config=self.config.algorithm)
         batch.advantages = data.batch["advantages"]
         return batch
@@ -163,8 +155,6 @@ def test_a_trainer_that_does_not_call_the_estimator(step, monkeypatch):
 
 
 def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
-    from dew.engines.verl.main import EXTERNAL, prepare
-
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(EXTERNAL, "mine")
     ours = config("algorithm.dew_run.folder=runs/a")
@@ -176,8 +166,6 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
 
 
 def test_main_refuses_before_ray_starts(monkeypatch):
-    from dew.engines.verl.main import start
-
     monkeypatch.setattr("dew.engines.verl.main.run_ppo", lambda *_: pytest.fail("Ray was started"))
     with pytest.raises(EngineError, match="bypass_mode"):
         start(config("algorithm.rollout_correction.bypass_mode=True"))
@@ -186,8 +174,6 @@ def test_main_refuses_before_ray_starts(monkeypatch):
 
 
 def test_main_prints_one_line_per_problem():
-    from dew.engines.verl.main import main
-
     wrong = config("algorithm.rollout_correction.bypass_mode=True", "trainer.v1.trainer_mode=sync")
     with pytest.raises(SystemExit) as exit:
         main.__wrapped__(wrong)

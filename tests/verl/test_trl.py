@@ -13,7 +13,11 @@ import torch
 
 pytest.importorskip("trl", reason="TRL is not installed: verl's environment has none, the default one does")
 
+from datasets import Dataset
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 import trl_tiny as tiny
+from dew.engines.trl import DewTrainer
 from dew.engines.trl.batch import Scores
 from dew.rewards import verifier
 from dew.tasks import TINY
@@ -35,11 +39,6 @@ def replaying(groups):
 
 def trainer_for(algorithm, settings, groups, folder):
     """The TRL engine with the bundled model, ready to score a generation."""
-    from datasets import Dataset
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from dew.engines.trl import DewTrainer
-
     size, count = len(groups[0]["answers"]), len(groups)
     data = Dataset.from_list([{key: group[key] for key in ("prompt", "numbers", "answer")} for group in groups])
     trainer = DewTrainer(
