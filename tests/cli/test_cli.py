@@ -126,7 +126,7 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
         (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], 1, "gapo"),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
         (["resume", "nowhere"], 1, "not the output_dir of a run"),
-        (["export", "a_folder", "there"], 1, "Give the output_dir of a run"),
+        (["export", "nowhere", "there"], 1, "nowhere does not exist.\n→ Give the folder of a run with a model."),
         (["eval", "a_folder"], 1, "a_folder' is not a model folder. It has no config.json"),
         (["eval", "one.jsonl"], 1, "not a file that `dew eval --keep` wrote.\n→ To evaluate a model, give its folder"),
         (["eval", "nowhere.json"], 1, "nowhere.json: cannot be read (No such file or directory)."),

@@ -82,8 +82,9 @@ def no_model(folder: Path) -> Problem:
     if (folder / "checkpoints").is_dir() and RunFolder(folder).run().get("engine") == "verl":
         remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
         return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
-    remedy = "Give the output_dir of a run that has one. `dew resume` finishes a run; in Python: trainer.save_model()."
-    return Problem(f"{folder} holds no final model and no checkpoint.", remedy=remedy)
+    remedy = "Give the folder of a run with a model. `dew resume` finishes a run; in Python: trainer.save_model()."
+    lacks = "holds no final model and no checkpoint" if folder.is_dir() else "does not exist"
+    return Problem(f"{folder} {lacks}.", remedy=remedy)
 
 
 def merge_command(checkpoints: Path, folder: Path) -> str:
