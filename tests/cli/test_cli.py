@@ -110,6 +110,15 @@ def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
 
 
 # ---- errors ------------------------------------------------------------------------------------
+def test_ctrl_c_is_said(dew, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("dew.engines.lab.study", interrupted)
+    code, _, err = dew("lab", "dapo")
+    assert code == 130 and err == "interrupted\n"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [

@@ -57,8 +57,12 @@ def options(
     """Token-level credit for reinforcement learning of language models."""
 
 
+INTERRUPTED = 130
+"""What typer returns after Ctrl-C."""
+
+
 def main() -> None:
-    """Run the command line. Exit codes: 0 done, 1 failed, 2 invalid command line."""
+    """Run the command line. Exit codes: 0 done, 1 failed, 2 invalid command line, 130 interrupted."""
     logging.setLogRecordFactory(PlainRecord)
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
@@ -67,6 +71,8 @@ def main() -> None:
         for module in COMMANDS:
             import_module(f"dew.cli.{module}")
         code = app(sys.argv[1:] or ["--help"], prog_name="dew", standalone_mode=False)
+        if code == INTERRUPTED:
+            err.print("interrupted")
     except typer.Exit as stop:
         code = stop.exit_code
     except (typer.Abort, KeyboardInterrupt) as stop:
