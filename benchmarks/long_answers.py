@@ -77,7 +77,7 @@ def vllm(llm):
 
 
 def measure(call, shape, options, write):
-    """Seconds, tokens and peak memory in GiB for each limit and number of answers."""
+    """Seconds of each call, tokens and peak memory in GiB for each limit and number of answers."""
     cuda = torch.cuda.is_available()
     for limit in options.limits:
         for rows in options.rows:
@@ -86,10 +86,11 @@ def measure(call, shape, options, write):
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
             lengths = lengths_of(rows, limit)
-            seconds, found = timed(call, prompts, limit, lengths, cuda)
-            if found != lengths:
+            calls = [timed(call, prompts, limit, lengths, cuda) for _ in range(options.repeats)]
+            if any(found != lengths for _, found in calls):
                 raise SystemExit("the answers do not have the lengths that were asked for")
-            write(limit, rows, seconds, sum(lengths), torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0)
+            memory = torch.cuda.max_memory_allocated() / 2**30 if cuda else 0.0
+            write(limit, rows, [seconds for seconds, _ in calls], sum(lengths), memory)
 
 
 def in_a_process(show, options):
@@ -113,6 +114,7 @@ def main():
     parser.add_argument("--rows", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--limits", type=int, nargs="+", default=[2048, 4096, 8192, 16384], help="tokens of an answer")
     parser.add_argument("--prompt", type=int, default=128, help="tokens of a prompt")
+    parser.add_argument("--repeats", type=int, default=2, help="calls of each kind, all shown (default 2)")
     parser.add_argument("--ways", nargs="+", choices=["vLLM", "dew"], default=["vLLM", "dew"])
     parser.add_argument("--setting", choices=SETTINGS, default="default", help="of vLLM (default: its own)")
     parser.add_argument("--vllm-memory", type=float, default=0.8, help="share of the GPU for vLLM (default 0.8)")
@@ -136,7 +138,8 @@ def main():
     ]
 
     def show(method, limit, rows, seconds, tokens, memory):
-        cells = options.model, limit, rows, f"{tokens:,}", method, f"{seconds:.1f}", f"{tokens / seconds:,.0f}"
+        times, speeds = " / ".join(f"{s:.1f}" for s in seconds), " / ".join(f"{tokens / s:,.0f}" for s in seconds)
+        cells = options.model, limit, rows, f"{tokens:,}", method, times, speeds
         lines.append(f"| {' | '.join(map(str, cells))} | {memory:.1f} |".replace(" 0.0 |", "  |"))
         print(lines[-1], flush=True)
         if options.out:

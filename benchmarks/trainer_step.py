@@ -137,6 +137,8 @@ def measure(name, options, shape, folder):
         model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=32768))
     if options.lora and cuda:
         model = model.to(torch.bfloat16)
+    if options.compile:
+        compile_layers(model)
     trainer = kind(
         model,
         alternating,
@@ -166,6 +168,12 @@ def measure(name, options, shape, folder):
     return found
 
 
+def compile_layers(model):
+    """Each layer in place, once for all of them and for all lengths."""
+    for layer in model.model.layers:
+        layer.compile(dynamic=True)
+
+
 def adapters(rank):
     """Of all linear layers but the head; None without a rank."""
     return rank and LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -184,6 +192,7 @@ def main():
     parser.add_argument("--answers", type=int, default=16)
     parser.add_argument("--micro-batch", type=int, default=8)
     parser.add_argument("--checkpointing", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--compile", action="store_true", help="compile the layers of all cases")
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters; the base is in bfloat16")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--completion", type=int, default=2048)

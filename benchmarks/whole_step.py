@@ -5,6 +5,7 @@
     python benchmarks/whole_step.py --weights folder --data gsm8k.jsonl.gz      real weights and prompts
     python benchmarks/whole_step.py --lora 16 --optimizer-steps 4               adapters, 4 updates per generation
     python benchmarks/whole_step.py --liger [no-rope]           with Liger's kernels in the layers of all cases
+    python benchmarks/whole_step.py --compile                   with compiled layers
     python benchmarks/whole_step.py --trace folder              also a Chrome trace of each case's last step
     python benchmarks/whole_step.py --small                     a toy model on the CPU, to test the script
     python benchmarks/whole_step.py --figure benchmarks/results/whole_step-h200.md > docs/images/whole-step.svg
@@ -48,7 +49,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs m
 import torch
 from datasets import Dataset
 from torch.profiler import ProfilerActivity, profile, record_function
-from trainer_step import MODELS, QWEN, SMALL, StepTimer, adapters, tokenizer
+from trainer_step import MODELS, QWEN, SMALL, StepTimer, adapters, compile_layers, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -215,6 +216,8 @@ def measure(name, options, shape, folder):
     last = options.warm_up + options.steps
     trace = options.trace and options.trace / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json.gz"
     timer, model = Phases(cuda, options.optimizer_steps, last, trace), build()
+    if options.compile:
+        compile_layers(model)
     if settings.get("use_vllm"):  # vLLM loads the weights from a folder
         start = str(Path(folder) / "start")
         model.save_pretrained(start)
@@ -265,6 +268,7 @@ def main():
     parser.add_argument("--completion", type=int, default=300)
     parser.add_argument("--mean-length", type=int, default=200)
     parser.add_argument("--checkpointing", action="store_true")
+    parser.add_argument("--compile", action="store_true", help="compile the layers of cases without vLLM")
     parser.add_argument("--liger", nargs="?", const="all", choices=["all", "no-rope"], help="Liger's kernels in layers")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1)
