@@ -25,6 +25,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs must not start CUDA: vLLM forks
+
 import torch
 from rollout import QWEN, SHAPES, SMALL, engine, timed, work
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
@@ -103,7 +105,7 @@ def in_a_process(show, options):
             status = subprocess.run(command, env=environment, stdout=output, stderr=output, check=False).returncode
         for line in numbers.read_text().splitlines() if numbers.exists() else []:
             show("vLLM", *json.loads(line))
-        errors = [line for line in log.read_text().splitlines() if "Error" in line]
+        errors = [line for line in log.read_text().splitlines() if "Error: " in line]
         if status:  # the first error is the engine's own, the last that of the process that waits for it
             print(f"vLLM: failed, {errors[0][:300] if errors else status}", flush=True)
 
