@@ -7,8 +7,7 @@
     python scripts/quickstart_evidence.py                                           print the tables
 
 The file, recipes/tiny/countdown6.json, is a list of {name, what, runs: [{arm, seed, scores}]}. `what` begins the
-line on the screen. Small policies and a language model are entries of their own. An entry replaces an earlier one of
-the same name.
+line on the screen. Small policies and a language model are entries of their own, in the order of ENTRIES.
 """
 
 import argparse
@@ -25,6 +24,7 @@ from dew.run.folder import RunFolder
 FILE = Path(__file__).parents[1] / "recipes" / "tiny" / "countdown6.json"
 SCORES = {"area": "accuracy, averaged over training", "pass@1": "pass@1 after", "pass@16": "pass@16 after"}
 TASK = "countdown-6"
+ENTRIES = "seeds", "lab", "model"
 
 
 def entry(name: str, what: str, results: list[Result]) -> dict[str, Any]:
@@ -43,7 +43,7 @@ def measured_in(folder: Path, rate: float) -> dict[str, Any]:
         if model:
             return entry("model", f"{Path(model).name} with LoRA, {found[0].task}, {{seeds}} seeds", found)
         return entry("lab", f"`dew lab`, {TASK}, numbers up to 13, {{seeds}} seeds", found)
-    return entry("seeds", "{seeds} pairs of runs", results)
+    return entry("seeds", "the quickstart, {seeds} seeds", results)
 
 
 def tables(measured: list[dict[str, Any]]) -> str:
@@ -68,8 +68,8 @@ def main() -> None:
     new = [measured_in(folder, arguments.rate) for folder in arguments.folders]
     measured.update({one["name"]: one for one in new})
     if new:
-        FILE.write_text(json.dumps(list(measured.values())) + "\n")
-    print(tables(list(measured.values())))
+        FILE.write_text(json.dumps([measured[name] for name in ENTRIES if name in measured]) + "\n")
+    print(tables(json.loads(FILE.read_text())))
 
 
 if __name__ == "__main__":
