@@ -38,8 +38,9 @@ FUNCTIONS = 25
 SETTINGS = {  # name -> (arguments of the engine, environment)
     "default": ({}, {}),
     "one process": ({}, {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}),
-    "graphs for every number of answers": ({"compilation_config": "sizes"}, {}),
+    "larger graphs": ({"compilation_config": "larger"}, {}),
     "second model runner": ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
+    "second model runner, larger graphs": ({"compilation_config": "larger"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}),
     "no asynchronous scheduling": ({"async_scheduling": False}, {}),
     "as TRL": (
         {
@@ -73,10 +74,10 @@ COLUMNS = ["setting", "answers", "requests", "tokens/s", "s", "ms per step", *EN
 
 
 def arguments(name, rows):
-    """Of the engine."""
+    """Of the engine. Larger graphs are captured up to the number of answers, instead of 512."""
     settings = SETTINGS[name][0]
-    if settings.get("compilation_config") == "sizes":
-        return {"compilation_config": {"cudagraph_capture_sizes": [1, 8, *rows]}}
+    if settings.get("compilation_config") == "larger":
+        return {"compilation_config": {"max_cudagraph_capture_size": max(rows)}}
     return settings
 
 

@@ -293,6 +293,14 @@ def long_update_memory() -> float:
     return at("dew GTPO, entropy from sampling") - at("TRL GRPO")
 
 
+def dew_to_vllm(limit: int) -> list[float]:
+    """Tokens per second of 128 long answers, dew's to vLLM's, for each call of one with each of the other."""
+    at = partial(cell, ROOT, name="tokens/s", of="long_answers-h200")
+    tokens = {2048: "94,423", 8192: "377,876"}[limit]
+    ours, theirs = ([at(f"0.5B | {limit} | 128 | {tokens} | {x}", n=n) for n in (0, 1)] for x in ("dew", "vLLM"))
+    return [x / y for x in ours for y in theirs]
+
+
 def kernels(low_memory: bool = False) -> list[float]:
     """Smallest and largest over three shapes: forward, both passes, GB kept, both passes with four products, each
     relative to the fastest peer; and the forward pass without the Hopper kernel relative to that with it."""
