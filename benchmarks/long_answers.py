@@ -155,7 +155,7 @@ def main():
         with torch.device("cuda" if cuda else "cpu"):
             kind = torch.bfloat16 if cuda else torch.float32
             model = Qwen2ForCausalLM._from_config(Qwen2Config(**shape, max_position_embeddings=32768), dtype=kind)
-        model.eval().generation_config = GenerationConfig(pad_token_id=PAD)
+        model.eval().requires_grad_(False).generation_config = GenerationConfig(pad_token_id=PAD)
         measure(dew(model), shape, options, functools.partial(show, "dew"))
 
 

@@ -169,7 +169,7 @@ def measure(name, shape, options, outside):
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16 if cuda else torch.float32)
     with torch.device("cuda" if cuda else "cpu"):
-        model = Qwen2ForCausalLM(Qwen2Config(**shape)).eval()
+        model = Qwen2ForCausalLM(Qwen2Config(**shape)).eval().requires_grad_(False)
     torch.set_default_dtype(before)
     model.generation_config = GenerationConfig(pad_token_id=PAD)
     methods = {

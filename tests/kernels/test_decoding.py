@@ -55,6 +55,16 @@ def test_several_pages_and_prompts_in_several_passes(monkeypatch, owner, name, v
     assert greedy(model).answers(PROMPTS, 30) == generated(model, PROMPTS, 30)
 
 
+def test_layers_that_are_compiled_for_training_are_not_called():
+    model = trl_tiny.model().double()
+    expected = greedy(model).answers(PROMPTS, 6)
+    compiled = mock.Mock(side_effect=AssertionError)
+    for layer in model.model.layers:
+        layer._compiled_call_impl = compiled
+    assert greedy(model).answers(PROMPTS, 6) == expected
+    assert all(layer._compiled_call_impl is compiled for layer in model.model.layers)
+
+
 MANY = [[5 + (i * j) % 13 for j in range(1 + i % 5)] for i in range(20)]
 
 

@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import operator_cases
-from dew.decoding import Decoder, Draw, buffers, fused
+from dew.decoding import Decoder, Draw, buffers, draw_kernel, fused
 from dew.decoding.decoder import _fused_parts
 from dew.kernels import Head, linear, linear_logprob_entropy
 from operator_cases import *  # noqa: F403
@@ -131,10 +131,10 @@ if not INTERPRETED:
 
 # ── drawing a token ─────────────────────────────────────────────────────────────────────────────────────────
 def drawn(logits, u, temperature, monkeypatch, block=64):
-    monkeypatch.setattr(fused, "BLOCK", block)
+    monkeypatch.setattr(draw_kernel, "BLOCK", block)
     monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
     uniforms = torch.rand(len(logits), 2, device=DEVICE)
-    return [x.cpu() for x in fused.draw(logits.to(DEVICE), temperature, uniforms, True)]
+    return [x.cpu() for x in draw_kernel.draw(logits.to(DEVICE), temperature, uniforms, True)]
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -169,21 +169,21 @@ def test_frequencies_of_drawn_tokens():
     n = 200_000
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf], device=DEVICE)
     uniforms = torch.rand(n, 2, device=DEVICE)
-    counts = torch.bincount(fused.draw(logits.expand(n, -1).contiguous(), 0.7, uniforms)[0], minlength=5).cpu()
+    counts = torch.bincount(draw_kernel.draw(logits.expand(n, -1).contiguous(), 0.7, uniforms)[0], minlength=5).cpu()
     expected = n * (logits[:4].double() / 0.7).softmax(-1).cpu()
     assert counts[4] == 0 and chisquare(counts[:4].numpy(), expected.numpy()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("longer", [0, 32])
+@pytest.mark.parametrize(("longer", "trained"), [(0, True), (32, False)])
 @pytest.mark.parametrize("family", ["qwen2", "qwen3", "llama", "gemma"])
-def test_fused_parts_of_a_decoder(family, longer, monkeypatch):
-    """Greedy answers as without them. Gemma's norm computes something else, and stays."""
+def test_fused_parts_of_a_decoder(family, longer, trained, monkeypatch):
+    """Greedy answers as without them. Gemma's norm and gate compute something else, and stay."""
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         family, **shape, num_key_value_heads=2, head_dim=8, initializer_range=0.5, vocab_size=40
     )
-    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval()
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval().requires_grad_(trained)
     for p in model.parameters():
         if p.ndim == 1:
             torch.nn.init.uniform_(p, 0.5, 1.5)
@@ -195,9 +195,17 @@ def test_fused_parts_of_a_decoder(family, longer, monkeypatch):
     decoder._release()
     decoder.parts, decoder.attention = _fused_parts(model)
     assert decoder.attention == "dew_fused"
-    norms = {"qwen2": 5, "qwen3": 9, "llama": 5, "gemma": 0}[family]
-    assert len(decoder.parts) == norms + 1
+    norms, products = {"qwen2": (5, 8), "qwen3": (9, 8), "llama": (5, 8), "gemma": (0, 10)}[family]
+    assert len(decoder.parts) == norms + 1 + products * (not trained)
     assert decoder.answers(prompts, 6) == expected
+    again, _ = _fused_parts(model)  # of another decoder: the weights stay where they are
+    assert decoder.answers(prompts, 6) == expected and len(again) == len(decoder.parts)
+    for p in model.parameters():  # as the copy that is sampled from is refreshed
+        p.data.mul_(0.9)
+    changed = decoder.answers(prompts, 6)
+    decoder.parts, decoder.attention = [], "dew_gathered"
+    decoder._release()
+    assert changed == decoder.answers(prompts, 6)
     assert all("forward" not in vars(m) for m in model.modules())
 
 

@@ -104,3 +104,16 @@ def test_no_cudnn_attention(tmp_path):
     torch.backends.cuda.enable_cudnn_sdp(True)
     tiny.trainer(tmp_path, outcome, data=DATA, less_padding=False)
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_compiled_layers_train_the_same_weights(tmp_path):
+    found = {}
+    for backend in (None, "eager"):
+        torch._dynamo.reset()
+        settings = {**BATCH, "torch_compile_backend": backend, "others": {"rollout_func": tiny.scripted}}
+        trainer = tiny.trainer(tmp_path / str(backend), outcome, data=DATA, **settings)
+        trainer.train()
+        found[backend] = tiny.weights(trainer.model)
+        assert all(bool(layer._compiled_call_impl) == bool(backend) for layer in trainer.model.model.layers)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4  # not one for each layer and length
+    torch.testing.assert_close(found["eager"], found[None], rtol=1e-5, atol=1e-6)

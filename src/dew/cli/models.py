@@ -28,7 +28,7 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
 
     if engine == "vllm":
         return load_vllm(str(path)), tokenizer
-    model = load_weights(path)
+    model = load_weights(path).requires_grad_(False)
     if not torch.cuda.is_available():
         return model, tokenizer
     cast = torch.bfloat16 if model.dtype == torch.float32 else None

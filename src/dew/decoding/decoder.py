@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of
+from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of, replaced
 from dew.decoding.draw import Draw
 from dew.decoding.prompts import Prefill, Queue
 from dew.decoding.runs import Runs, run_sizes
@@ -42,12 +42,12 @@ KEEP = 1 / 16
 
 
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
-    """Norms and rotary embeddings that one kernel computes, and the name of the attention."""
+    """What fewer kernels compute, and the name of the attention."""
     if importlib.util.find_spec("triton") is None:
         return [], GATHERED
-    from dew.decoding.fused import ATTENTION, fused_parts, same_attention
+    from dew.decoding.fused import ATTENTION, fused_parts, product_parts, same_attention
 
-    return fused_parts(model), ATTENTION if same_attention(model) else GATHERED
+    return fused_parts(model) + product_parts(model), ATTENTION if same_attention(model) else GATHERED
 
 
 def _store(*given: Tensor) -> None:
@@ -159,8 +159,9 @@ class Decoder:
         """
         training = self.model.training
         self.model.eval()
+        compiled = [(m, "_compiled_call_impl", None) for m in self.model.modules() if m._compiled_call_impl]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), replaced(compiled):  # compiled for training
                 given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, told
                 tokens, *signals = self._run(*given, max_new_tokens, at_once or len(prompts))
         finally:

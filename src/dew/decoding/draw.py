@@ -78,6 +78,6 @@ def _by_cumulative_sum(z: Tensor, u: Tensor) -> Tensor:
 def _fused() -> Callable[..., Any] | None:
     if importlib.util.find_spec("triton") is None:
         return None
-    from dew.decoding.fused import draw
+    from dew.decoding.draw_kernel import draw
 
     return draw

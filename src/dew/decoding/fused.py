@@ -1,14 +1,8 @@
-"""Kernels for steps of one token: norms, rotary embeddings, adapters, attention, and the draw of the token.
+"""Kernels for steps of one token: norms, rotary embeddings, products, adapters and attention.
 
 As written in transformers, norms and embeddings take 8 and 10 kernels, which at this size is half of a step's time, and
-PyTorch's attention cannot read pages. A part is replaced only if it is found to compute the same.
-
-A token is drawn from each row of logits, with its log-probability and the row's entropy, in one pass. The vocabulary
-is cut into blocks. A first uniform number chooses the block and a second the token within it, each by the cumulative
-sum of e^{z/T}: the block of the chosen token is the only one that is read twice. Statistics are those of
-`dew.kernels.chunked`, in base 2 and merged over blocks, with q = (z − m) log2(e) / T of a block:
-
-    m = max z      n = Σ 2^q      r = n without the maximum's own term      t = Σ 2^q q      w = Σ 2^{2q}
+PyTorch's attention cannot read pages. A part is replaced only if it is found to compute the same. Products with the
+same input (queries, keys and values; gate and up) become one where nobody trains their weights.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -16,6 +10,7 @@ sum of e^{z/T}: the block of the chosen token is the only one that is read twice
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,7 +21,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from triton.runtime.errors import TritonError
 
-from dew.decoding.buffers import LONG, PAGE, gather, gathered_attention, hidden
+from dew.decoding.buffers import LONG, PAGE, SAME_INPUT, gather, gathered_attention, hidden
 
 Part = tuple[Any, str, Callable[..., Any]]
 """An object, the name of one of its attributes, and what to call instead."""
@@ -34,7 +29,6 @@ ATTENTION = "dew_fused"
 """The name under which transformers finds `attention`."""
 TOLERANCE = 0.02
 """Relative; bfloat16 rounds at other places."""
-LOG2E = 1.4426950408889634
 BLOCK = 2048
 WARPS, STAGES = 4, 3
 """Of a program of `attention`."""
@@ -42,10 +36,8 @@ LOWEST = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _rotary_kernel(
-    x, x_row, x_head, cos, sin, c_row, out, heads, half, HEADS: tl.constexpr, HALF: tl.constexpr
-):  # fmt: skip
-    row, head, i = tl.program_id(0).to(tl.int64), tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None]
+def _rotate(x, row, x_row, x_head, cos, sin, c_row, out, heads, half, HEADS: tl.constexpr, HALF: tl.constexpr):
+    head, i = tl.arange(0, HEADS)[:, None], tl.arange(0, HALF)[None]
     at, angle, to = x + row * x_row + head * x_head + i, row * c_row + i, (row * heads + head) * 2 * half + i
     here = i < half
     live = here & (head < heads)
@@ -56,18 +48,26 @@ def _rotary_kernel(
     tl.store(out + to + half, b * d + a * t, mask=live)
 
 
+@triton.jit
+def _rotary_kernel(
+    q, q_row, q_head, q_out, q_heads, k, k_row, k_head, k_out, k_heads, cos, sin, c_row, half,
+    Q_HEADS: tl.constexpr, K_HEADS: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    if tl.program_id(1) == 0:
+        _rotate(q, row, q_row, q_head, cos, sin, c_row, q_out, q_heads, half, Q_HEADS, HALF)
+    else:
+        _rotate(k, row, k_row, k_head, cos, sin, c_row, k_out, k_heads, half, K_HEADS, HALF)
+
+
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """`apply_rotary_pos_emb` of (B, heads, 1, D) queries and keys with (B or 1, 1, D) angles."""
-    found = []
-    for x in (q, k):
-        rows, heads, _, width = x.shape
-        out, shared = torch.empty(x.shape, dtype=x.dtype, device=x.device), cos.shape[0] == 1
-        _rotary_kernel[(rows,)](
-            x, x.stride(0), x.stride(1), cos, sin, 0 if shared else cos.stride(0), out, heads, width // 2,
-            triton.next_power_of_2(heads), triton.next_power_of_2(width // 2), num_warps=2,
-        )  # fmt: skip
-        found.append(out)
-    return found[0], found[1]
+    q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
+    both = [(x, *x.stride()[:2], out, x.shape[1]) for x, out in ((q, q_out), (k, k_out))]
+    half, angles = q.shape[3] // 2, 0 if cos.shape[0] == 1 else cos.stride(0)
+    padded = (triton.next_power_of_2(n) for n in (q.shape[1], k.shape[1], half))
+    _rotary_kernel[(len(q), 2)](*both[0], *both[1], cos, sin, angles, half, *padded, num_warps=2)
+    return q_out, k_out
 
 
 @triton.jit
@@ -202,6 +202,80 @@ def lora_parts(model: Any) -> list[Part]:
     return parts
 
 
+# ── products with the same input ────────────────────────────────────────────────────────────────────────────
+
+
+def joined(weights: list[Any]) -> Tensor:
+    """These, which nobody trains, as one tensor of which they become parts, unless they are neighbours already."""
+    first, sizes = weights[0].data, [len(x) for x in weights]
+    ends = [n * first.stride(0) for n in accumulate(sizes)]
+    found = [(x.untyped_storage().data_ptr(), x.storage_offset()) for x in weights]
+    if found == [(first.untyped_storage().data_ptr(), n) for n in (0, *ends[:-1])]:
+        return first.as_strided((sum(sizes), *first.shape[1:]), first.stride())
+    whole = torch.cat([x.data for x in weights])
+    for x, part in zip(weights, whole.split(sizes), strict=True):
+        x.data = part
+    return whole
+
+
+def product_parts(model: Any) -> list[Part]:
+    """Without gradients."""
+    parts: list[Part] = []
+    for module in model.modules():
+        for names in SAME_INPUT:
+            layers: list[Any] = [module._modules.get(name) for name in names]
+            if not all(map(_frozen, layers)) or len({x.bias is None for x in layers}) > 1:
+                continue
+            weight = joined([x.weight for x in layers])
+            bias = None if layers[0].bias is None else joined([x.bias for x in layers])
+            gate = partial(gated, module, weight, bias)
+            if hasattr(module, "act_fn") and "forward" not in vars(module) and _same_gate(module, gate, weight):
+                parts.append((module, "forward", gate))
+            else:
+                parts += siblings(layers, weight, bias)
+    return parts
+
+
+def siblings(layers: list[Any], weight: Tensor, bias: Tensor | None) -> list[Part]:
+    """The first of these layers to be called with an input computes the outputs of all."""
+    sizes = [len(x.weight) for x in layers]
+    last: list[Any] = [None, ()]
+
+    def output(which: int, x: Any) -> Any:
+        if last[0] is not x:
+            last[:] = x, F.linear(x, weight, bias).split(sizes, -1)
+        return last[1][which]
+
+    return [(layer, "forward", partial(output, i)) for i, layer in enumerate(layers)]
+
+
+@triton.jit
+def _silu_kernel(both, out, width, BLOCK: tl.constexpr):
+    row, i = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    at, live = both + row * 2 * width + i, i < width
+    gate, up = tl.load(at, mask=live).to(tl.float32), tl.load(at + width, mask=live).to(tl.float32)
+    tl.store(out + row * width + i, gate * up / (1 + tl.exp(-gate)), mask=live)
+
+
+def gated(mlp: Any, weight: Tensor, bias: Tensor | None, x: Tensor) -> Any:
+    """`down_proj(silu(gate_proj(x)) * up_proj(x))`"""
+    both = F.linear(x, weight, bias).flatten(0, -2)
+    rows, width = len(both), both.shape[1] // 2
+    out = torch.empty(rows, width, dtype=both.dtype, device=both.device)
+    _silu_kernel[(rows, triton.cdiv(width, BLOCK))](both, out, width, BLOCK, num_warps=4)
+    return mlp.down_proj(out.view(*x.shape[:-1], width))
+
+
+def _frozen(layer: Any) -> bool:
+    return type(layer) is torch.nn.Linear and not layer.weight.requires_grad and "forward" not in vars(layer)
+
+
+def _same_gate(mlp: Any, own: Callable[..., Any], like: Tensor) -> bool:
+    x = torch.linspace(-3, 2, like.shape[1], dtype=like.dtype, device=like.device)[None]
+    with torch.no_grad():
+        return _near(own(x), mlp(x))
+
+
 def fused_parts(model: Any) -> list[Part]:
     like = model.get_input_embeddings().weight
     norms = [m for m in model.modules() if hasattr(m, "variance_epsilon") and type(m).__name__.endswith("RMSNorm")]
@@ -252,89 +326,3 @@ def _width(config: Any) -> int:
 
 def _near(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and bool((found - expected).norm() <= TOLERANCE * expected.norm())
-
-
-# ── drawing a token ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@triton.jit
-def _ln1p(r):
-    """log(1 + r), r ≥ 0, accurate for small r."""
-    return tl.where(r < 1e-3, r * (1 - r * (0.5 - r / 3)), tl.log(1 + r))
-
-
-@triton.jit
-def _add(a, b, c, a2, b2, c2):
-    return a + a2, b + b2, c + c2
-
-
-@triton.jit
-def _pick(weights, places, u):
-    """The place at which the cumulative sum passes the share u of the total; never one of weight 0."""
-    total = tl.cumsum(weights, axis=0)
-    chosen = tl.sum((total <= u * tl.max(total, axis=0)).to(tl.int32), axis=0)
-    return tl.minimum(chosen, tl.max(tl.where(weights > 0, places, 0), axis=0))
-
-
-@triton.jit
-def draw_kernel(
-    z, stride, u, token, logp, entropy, sum_sq, v, s, SUM_SQ: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
-):
-    row = tl.program_id(0)
-    at = z + row.to(tl.int64) * stride
-    places = tl.arange(0, BLOCKS)
-    inner = tl.arange(0, BLOCK)
-    m = tl.full((BLOCKS,), LOWEST, tl.float32)
-    n = tl.zeros((BLOCKS,), tl.float32)
-    r = tl.zeros((BLOCKS,), tl.float32)
-    t = tl.zeros((BLOCKS,), tl.float32)
-    w = tl.zeros((BLOCKS,), tl.float32)
-    for block in tl.range(tl.cdiv(v, BLOCK), num_stages=3):
-        k = block * BLOCK + inner
-        x = tl.maximum(tl.load(at + k, mask=k < v, other=LOWEST).to(tl.float32) * s, LOWEST)
-        top = tl.max(x, axis=0)
-        q = x - top
-        e = tl.where(x > LOWEST, tl.exp2(q), 0.0)
-        rest, ties, weighted = tl.reduce((tl.where(q < 0, e, 0.0), tl.where(q < 0, 0.0, e), e * q), 0, _add)
-        here = places == block
-        m = tl.where(here, top, m)
-        n = tl.where(here, rest + ties, n)
-        r = tl.where(here, rest + (ties - 1), r)  # in this order: it keeps the digits of a small rest
-        t = tl.where(here, weighted, t)
-        if SUM_SQ:
-            w = tl.where(here, tl.sum(e * e, axis=0), w)
-    most = tl.max(m, axis=0)
-    first = tl.min(tl.where(m == most, places, BLOCKS), axis=0)
-    d = m - most
-    share = tl.exp2(d)
-    weights = share * n
-    others = tl.sum(tl.where(places == first, r, weights), axis=0)
-    spread = tl.sum(share * (t + n * d), axis=0)
-    ln = _ln1p(others)
-    h = ln - spread / (1 + others) * 0.6931471805599453
-
-    block = _pick(weights, places, tl.load(u + 2 * row))
-    k = block * BLOCK + inner
-    x = tl.maximum(tl.load(at + k, mask=k < v, other=LOWEST).to(tl.float32) * s, LOWEST)
-    top = tl.sum(tl.where(places == block, m, 0.0), axis=0)
-    e = tl.where(x > LOWEST, tl.exp2(x - top), 0.0)
-    chosen = _pick(e, inner, tl.load(u + 2 * row + 1))
-    own = tl.sum(tl.where(inner == chosen, x, 0.0), axis=0)
-    tl.store(token + row, (block * BLOCK + chosen).to(tl.int64))
-    tl.store(logp + row, (own - most) * 0.6931471805599453 - ln)
-    tl.store(entropy + row, tl.maximum(h, 0.0))
-    if SUM_SQ:
-        tl.store(sum_sq + row, tl.sum(share * share * w, axis=0) / ((1 + others) * (1 + others)))
-
-
-def draw(logits: Tensor, temperature: float, uniforms: Tensor, sum_sq: bool = False) -> tuple[Tensor, ...]:
-    """Logits (B, V) and uniform numbers (B, 2) -> token, log-probability, entropy and, if asked for, Σπ² (B,)."""
-    rows, v = logits.shape
-    token = torch.empty(rows, dtype=torch.long, device=logits.device)
-    logp, entropy, squares = torch.empty(3, rows, device=logits.device)
-    blocks = triton.next_power_of_2(triton.cdiv(v, BLOCK))
-    draw_kernel[(rows,)](
-        logits, logits.stride(0), uniforms.contiguous(), token, logp, entropy, squares, v, LOG2E / temperature,
-        SUM_SQ=sum_sq, BLOCK=BLOCK, BLOCKS=blocks, num_warps=4,
-    )  # fmt: skip
-    return (token, logp, entropy, squares) if sum_sq else (token, logp, entropy)

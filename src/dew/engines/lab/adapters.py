@@ -13,14 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dew.decoding.buffers import SAME_INPUT
 from dew.engines.lab.tasks import generator
 from dew.engines.lab.tiny import HAS_TRITON
 from dew.errors import ConfigError, Problem
 
 TILE, COLUMNS = 64, 64
 """Rows of a tile, and of what the widths of joined layers are multiples; see `lora_kernels`."""
-JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
-"""Layers that read the same input."""
 
 
 class Rows:
@@ -165,7 +164,7 @@ def _same_input(layers: dict[str, StackedLinear]) -> list[list[str]]:
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for name, layer in layers.items():
         owner, _, own = name.rpartition(".")
-        kind = next((" ".join(x) for x in JOINED if own in x), own)
+        kind = next((" ".join(x) for x in SAME_INPUT if own in x), own)
         if layer.base.out_features % COLUMNS:
             kind = own
         groups.setdefault((owner, kind, layer.base.bias is None), []).append(name)
@@ -190,7 +189,7 @@ def fuse(model: Any) -> list[Any]:
 
     parts = fused_parts(model)
     for mlp in model.modules():
-        both = [getattr(mlp, name, None) for name in JOINED[1]]
+        both = [getattr(mlp, name, None) for name in SAME_INPUT[1]]
         joined = getattr(both[0], "joined", None)
         if joined and joined.layers == both and "SiLU" in type(getattr(mlp, "act_fn", None)).__name__:
             parts.append((mlp, "forward", partial(forward, mlp)))

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+from accelerate.utils import DynamoBackend
 from torch import Tensor
 from torch.nn.functional import pad
 from trl.trainer import utils
@@ -124,6 +125,19 @@ def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
     if unsupported:
         logger.warning("Log-probabilities are computed by TRL's head instead of dew's operator: %s.", head)
     return wanted and not unsupported
+
+
+def compile_layers(trainer: Any) -> None:
+    """For `torch_compile`: each layer in place, once for all layers and lengths.
+
+    accelerate would compile the model as a whole, which takes as long as it is deep, or, by regions, a copy whose
+    training mode is not the model's.
+    """
+    args, blocks = trainer.args, getattr(trainer.model, "_no_split_modules", None) or ()
+    for module in trainer.model.modules():
+        if type(module).__name__ in blocks:
+            module.compile(dynamic=True, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
+    trainer.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
 
 
 # ── passes with little padding ──────────────────────────────────────────────────────────────────────────────

@@ -23,7 +23,7 @@ from dew.engines.trl import checkpoints, metrics, rollout
 from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
-from dew.engines.trl.loss import Head, loss_inputs, loss_part, observe_loss, update_parts
+from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.errors import ConfigError, Problem
 from dew.run.config import find_model
@@ -83,6 +83,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = rollout.CapturedSampling(self)
         self._head = Head(self)
+        if args.torch_compile:
+            compile_layers(self)
         self._stream = rollout.prompt_stream(self)
         guided = guide is not None or args.guide is not None
         self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
