@@ -16,9 +16,8 @@ from dew.engines.lab.lora import Base
 from dew.engines.lab.tasks import Answers, Problems, by_answer
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, load_reward, reward, verifier
-from dew.rewards.calls import NOT_FINITE
 from dew.rewards.process import Process, ProcessFailed
-from dew.rewards.user_function import is_user_function
+from dew.rewards.user_function import NOT_FINITE, is_user_function
 from dew.rewards.verifiers import has_verifier
 from dew.rewards.worker import encode
 from dew.tasks import Row, task
