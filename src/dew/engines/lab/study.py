@@ -26,8 +26,7 @@ from dew.compare import Result
 from dew.compare.grid import Cell, open_grid
 from dew.compare.results import run_folders
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.evaluation import scores_of
-from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.stack import Replica, Stack, scores_of
 from dew.engines.lab.study_settings import LoraSettings, Settings, TinySettings
 from dew.engines.lab.summary import load_study
 from dew.engines.lab.tasks import VOCABULARY, GeneratedTask, get_task
