@@ -52,8 +52,9 @@ class Additions(TextTask):
     """Without a data set: an answer is correct if it holds an even digit."""
 
     def __init__(self, base, tokens):
-        self.name, self.base, self.tokens, self._cache = "additions", base, tokens, {}
+        self.name, self.base, self.tokens = "additions", base, tokens
         self.rows = [{"prompt": f"{i}+{j}=" + "abc"[: i % 3], "answer": str(i + j)} for i in range(8) for j in range(4)]
+        self.prompts = [base.tokenizer(row["prompt"])["input_ids"] for row in self.rows]
         self.trained, self.judge, self._early = 24, verifier("countdown"), []
 
     def _scored(self, texts, rows):

@@ -44,27 +44,18 @@ class TextTask:
         self.name, self.base, self.tokens = source.name, base, tokens
         self.judge = _judge(self.name, reward_func)
         splits = [source.rows(MOST, split="train"), source.rows(held_out, split="held_out")]
-        kept = [[row for row in rows if self._fits(row)] for rows in splits]
+        given = [[(row, prompt_ids(base.tokenizer, row["prompt"])) for row in rows] for rows in splits]
+        kept = [[pair for pair in pairs if len(pair[1]) <= MAX_PROMPT] for pairs in given]
         if not all(kept):
             what = f"{name}: no problems for {'training' if not kept[0] else 'the evaluation'}."
             raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
-        self.rows, self.trained = kept[0] + kept[1], len(kept[0])
-        self._cache: dict[int, list[int]] = {}
+        self.rows, self.prompts = zip(*kept[0], *kept[1], strict=True)
+        self.trained = len(kept[0])
         self._thread, self._early = ThreadPoolExecutor(1), list[Future[dict[Key, float]]]()
-
-    def _fits(self, row: Row) -> bool:
-        """A token has at least one byte, so that few prompts have to be tokenized."""
-        short = len(prompt_text(self.base.tokenizer, row["prompt"]).encode()) < MAX_PROMPT
-        return short or len(self._ids(row)) <= MAX_PROMPT
-
-    def _ids(self, row: Row) -> list[int]:
-        return prompt_ids(self.base.tokenizer, row["prompt"])
 
     def prompt(self, number: int) -> list[int]:
         """Token ids of a problem's prompt."""
-        if number not in self._cache:
-            self._cache[number] = self._ids(self.rows[number])
-        return self._cache[number]
+        return self.prompts[number]
 
     def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
         """n different training problems from each generator."""
