@@ -26,7 +26,7 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from dew.compare import Difference, Result, corrected, paired
-from dew.compare.results import run_folders
+from dew.compare.grid import run_folders
 from dew.compare.statistics import SIGNIFICANT, Interval
 from dew.compare.verdicts import markdown_table, signed
 from dew.engines.lab.summary import noise

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from dew.compare import Difference, corrected, paired, verdicts
-from dew.compare.results import AREA, by_problem, main_scores, read_answers
+from dew.compare.grid import AREA, by_problem, main_scores, read_answers
 from dew.compare.verdicts import TITLES, change_sentence, listed
 from dew.errors import DewError
 from dew.report.readers import Run

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from dew.compare import Result
-from dew.compare.grid import Cell, open_grid
-from dew.compare.results import run_folders
+from dew.compare.grid import Cell, open_grid, run_folders
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.stack import Replica, Stack, scores_of
 from dew.engines.lab.study_settings import LoraSettings, Settings, TinySettings

@@ -5,8 +5,7 @@ from pathlib import Path
 from statistics import fmean, variance
 
 from dew.compare import Difference, Result, corrected, paired, read_result, verdicts
-from dew.compare.grid import read_grid
-from dew.compare.results import main_scores, run_folders
+from dew.compare.grid import main_scores, read_grid, run_folders
 from dew.compare.statistics import seeds_needed
 from dew.compare.verdicts import difference_table, markdown_table, table_note
 from dew.errors import ConfigError, Problem, RecordError, unknown
