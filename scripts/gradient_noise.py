@@ -57,7 +57,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     algorithms = [arm.algorithm for arm in parse_arms(rules, [1e-5], controls=False)]
     n = options.batches
     rates = torch.full((n,), 1e-5, device=device)
-    policies = LoraPolicies(base, task.prompt, [0] * n, rates, settings, sum_sq=True)
+    policies = LoraPolicies(base, task.prompts, [0] * n, rates, settings, sum_sq=True)
     if options.adapter:
         load_adapter(policies, options.adapter)
     arm = parse_arms(["dapo"], [1e-5], controls=False)[0]

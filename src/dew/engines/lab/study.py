@@ -144,7 +144,7 @@ def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> 
 
     def policies(replicas: Sequence[Replica]) -> LoraPolicies:
         seeds, squares = [x.seed for x in replicas], any(x.arm.algorithm.needs_sum_sq for x in replicas)
-        return LoraPolicies(base, task.prompt, seeds, _rates(replicas, device), settings, ended, squares)
+        return LoraPolicies(base, task.prompts, seeds, _rates(replicas, device), settings, ended, squares)
 
     return Start(policies, task, {"digest": base.digest, "model": about["model"]}, *base.memory(settings))
 

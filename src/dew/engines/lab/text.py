@@ -53,10 +53,6 @@ class TextTask:
         self.trained = len(kept[0])
         self._thread, self._early = ThreadPoolExecutor(1), list[Future[dict[Key, float]]]()
 
-    def prompt(self, number: int) -> list[int]:
-        """Token ids of a problem's prompt."""
-        return self.prompts[number]
-
     def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
         """n different training problems from each generator."""
         if n > self.trained:
