@@ -155,8 +155,8 @@ class LoraPolicies:
         settings: LoraSettings, ended: Callable[[Sequence[int], Tensor], None] | None = None,
         sum_sq: bool = False,
     ) -> None:  # fmt: skip
-        """`prompts`: token ids of each problem; `ended` is told of problems and answers as these end; `sum_sq`: some run
-        reads Σπ²."""
+        """`prompts`: token ids of each problem; `ended` is told of problems and answers as these end; `sum_sq`: some
+        run reads Σπ²."""
         self.ended = ended
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
