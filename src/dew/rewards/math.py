@@ -94,4 +94,8 @@ def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[
     return [row for row, v in checked if v.correct], [row for row, v in checked if not v.correct]
 
 
-math = MathVerifier("math", ("answer",), check=lambda text, answer: math_verdicts([text], [answer])[0])
+def _check(text: str, *, answer: str) -> Verdict:
+    return math_verdicts([text], [answer])[0]
+
+
+math = MathVerifier("math", ("answer",), _check)  # a lambda could not be pickled

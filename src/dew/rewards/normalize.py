@@ -167,7 +167,7 @@ def same_base(a: str, b: str) -> bool | None:
     return x == y if x and y else None
 
 
-# ── for the parser ──────────────────────────────────────────────────────────────────────────────────────────
+# ── quantities, and LaTeX for the parser ────────────────────────────────────────────────────────────────────
 UNITS = (
     r"(?:[mcdkn]m|ft|yd|mi|in|[mk]g|gm|lb|oz|[mcdk][lL]|min|sec|hr|ms|mph|[ck]?m/s|km/?h|kmph|rpm|[kM]Wh?|[kMG]?Hz"
     r"|k?Pa|eV|cc|sq|cu|rad|deg|mol|pt|yr|men|day|(?:kilo|centi|milli|deci)?(?:met(?:er|re)|lit(?:er|re)|gram)|feet|foot|inch|yard|mile"
