@@ -37,7 +37,7 @@ def row(replicas: int, base: Base, task: TextTask, settings: LoraSettings, devic
     arms = parse_arms(ARMS, [RATE], controls=False)
     runs = sorted((Replica(arms[i % 3], i // 3) for i in range(replicas)), key=lambda x: x.arm.label)
     rates = torch.full((replicas,), RATE, device=device)
-    policies = LoraPolicies(base, task.prompt, [x.seed for x in runs], rates, settings, task.ended)
+    policies = LoraPolicies(base, task.prompts, [x.seed for x in runs], rates, settings, task.ended)
     stack: Any = Stack(task, policies, runs, settings, device)
     times: dict[str, list[float]] = defaultdict(list)
     for owner, name in ((policies, "sample"), (task, "rewards"), (stack, "_update"), (stack, "generation")):

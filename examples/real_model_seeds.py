@@ -28,8 +28,7 @@ from typing import Any
 from dew.cli.recipes import get
 from dew.cli.runs import Child, run_all
 from dew.compare import Difference, Scores, corrected, paired
-from dew.compare.grid import Cell, open_grid
-from dew.compare.results import AREA
+from dew.compare.grid import AREA, Cell, open_grid
 from dew.compare.statistics import pass_at_k
 from dew.compare.verdicts import difference_table, markdown_table, spread, table_note
 from dew.engines.lab.arms import Arm, parse_arms

@@ -20,13 +20,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import chdir
 from datetime import datetime
 from functools import partial
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 from dew.compare import Difference, Result, corrected, paired
-from dew.compare.results import run_folders
+from dew.compare.grid import run_folders
 from dew.compare.statistics import SIGNIFICANT, Interval
 from dew.compare.verdicts import markdown_table, signed
 from dew.engines.lab.summary import noise
@@ -261,7 +262,7 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     for stage in ("stage2", "stage3"):
         rows = {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
         if rows:
-            images[name := f"benchmark-{stage}.svg"] = b.forest({b.TASKS[task].title: x for task, x in rows.items()})
+            images[name := f"benchmark-{stage}.svg"] = forest({b.TASKS[task].title: x for task, x in rows.items()})
             parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/{name})", b.ABOUT]
         for task, found in rows.items():
             given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
@@ -355,7 +356,47 @@ settings of `dew` that did not go on; they have been removed since.
 
 """
     rows = [b.Row(arm, of[arm], {b.SCORES[0]: d}) for arm, d in than[0].items()]
-    return about + markdown_table(head, cells), b.forest({b.TASKS["A-train"].title: rows})
+    return about + markdown_table(head, cells), forest({b.TASKS["A-train"].title: rows})
+
+
+STYLE = """text { fill: #222 } .back { fill: #fff } .band { fill: #eee } .axis { stroke: #888 }
+g { color: #2864dc; stroke: currentcolor; fill: currentcolor } .win { color: #188038 } .loss { color: #c5221f }
+.plain { color: #888 }
+@media (prefers-color-scheme: dark) { text { fill: #ddd } .back { fill: #16181c } .band { fill: #2a2d33 }
+g { color: #8ab4f8 } .win { color: #81c995 } .loss { color: #f28b82 } .plain { color: #888 } }"""
+
+
+def forest(tasks: Mapping[str, Sequence[b.Row]]) -> str:
+    """An SVG of the differences from the baseline in pass@1: a line for each arm, a panel for each task."""
+    arms = list(dict.fromkeys(row.arm for rows in tasks.values() for row in rows if row.than_baseline))
+    shown = [row.than_baseline[b.SCORES[0]] for rows in tasks.values() for row in rows if row.than_baseline]
+    most = min(max([2 * b.MARGIN, *(abs(x) for d in shown for x in (d.low, d.high))]), 0.2)
+    left, width, top, line = 14 + 7 * max(map(len, arms), default=0), 240, 60, 20
+    below, total = top + line * len(arms), left + width * len(tasks) + 16
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {below + 34}" width="{total}" '
+        f'font-family="sans-serif" font-size="12"><style>{STYLE}</style>',
+        '<rect class="back" width="100%" height="100%"/>',
+        '<text x="12" y="22" font-size="14">pass@1 − DAPO, 95% intervals over seeds</text>',
+        *(f'<text x="12" y="{top + line * i + 14}">{escape(arm)}</text>' for i, arm in enumerate(arms)),
+    ]
+    for column, (title, rows) in enumerate(tasks.items()):
+        zero, scale = left + width * (column + 0.5), (width / 2 - 14) / most
+        parts += [
+            f'<text x="{zero}" y="46" text-anchor="middle">{title}</text>',
+            f'<rect class="band" x="{zero - b.MARGIN * scale:.1f}" y="{top}" width="{2 * b.MARGIN * scale:.1f}" '
+            f'height="{below - top}"/><line class="axis" x1="{zero}" x2="{zero}" y1="{top}" y2="{below}"/>',
+            *(f'<text x="{zero + x * scale:.1f}" y="{below + 18}" text-anchor="middle">{x:+.3f}</text>'
+              for x in (-most, 0, most)),
+        ]  # fmt: skip
+        for row in (row for row in rows if row.than_baseline):
+            d, y = row.than_baseline[b.SCORES[0]], top + line * arms.index(row.arm) + 10
+            x, low, high = (zero + max(-most, min(most, v)) * scale for v in (d.value, d.low, d.high))
+            parts.append(
+                f'<g class="{row.verdict or "plain"}" stroke-width="2"><line x1="{low:.1f}" x2="{high:.1f}" '
+                f'y1="{y}" y2="{y}"/><circle cx="{x:.1f}" cy="{y}" r="4"/></g>'
+            )
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ from random import Random
 
 from dew.rewards.games import parse_steps
 from dew.rewards.verifiers import Verdict, Verifier
-from dew.tasks.base import Row, Split, split_of
+from dew.tasks import Row
+from dew.tasks.datasets import Split, split_of
 
 
 @dataclass(frozen=True)

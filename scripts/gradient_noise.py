@@ -29,13 +29,11 @@ from torch import Tensor
 
 from dew.compare.statistics import holm, t_test
 from dew.compare.verdicts import markdown_table
-from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.evaluation import CORRECT
+from dew.engines.lab.arms import Team, parse_arms
 from dew.engines.lab.lora import LoraPolicies, load_base
-from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.stack import CORRECT, Replica, Stack
 from dew.engines.lab.study_settings import LoraSettings
 from dew.engines.lab.tasks import Answers, Problems
-from dew.engines.lab.team import Team
 from dew.engines.lab.text import TextTask
 from dew.engines.lab.tiny import numerics
 
@@ -59,7 +57,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     algorithms = [arm.algorithm for arm in parse_arms(rules, [1e-5], controls=False)]
     n = options.batches
     rates = torch.full((n,), 1e-5, device=device)
-    policies = LoraPolicies(base, task.prompt, [0] * n, rates, settings, sum_sq=True)
+    policies = LoraPolicies(base, task.prompts, [0] * n, rates, settings, sum_sq=True)
     if options.adapter:
         load_adapter(policies, options.adapter)
     arm = parse_arms(["dapo"], [1e-5], controls=False)[0]

@@ -17,7 +17,7 @@ from typing import Any
 
 from dew.cli.demo import BASELINE, DEMO_RUNS
 from dew.compare import Result, compare_runs, read_result
-from dew.compare.results import run_folders
+from dew.compare.grid import run_folders
 from dew.compare.verdicts import markdown_table, signed, spread
 from dew.run.folder import RunFolder
 

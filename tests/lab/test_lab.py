@@ -17,10 +17,9 @@ from dew.algorithms.base import Part
 from dew.compare import Result
 from dew.engines.lab import TinySettings, differences, load_study, markdown, study
 from dew.engines.lab import warm_start as warm
-from dew.engines.lab.arms import parse_arms
+from dew.engines.lab.arms import Team, parse_arms, random_rollouts
 from dew.engines.lab.stack import Replica, Stack
-from dew.engines.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task, symbols
-from dew.engines.lab.team import Team, random_rollouts
+from dew.engines.lab.tasks import BOS, CHARACTERS, EOS, PAD, TASKS, generator, get_task
 from dew.engines.lab.tiny import Adam, TinyPolicies, forward, new_policy, numerics, sample
 from dew.errors import ConfigError, DewError
 from dew.rollouts import Rollouts
@@ -48,7 +47,7 @@ def ids(text, width=None):
 
 
 def text(tokens):
-    return "".join(symbols(tokens.tolist())).removesuffix("<end>")
+    return "".join(TASKS["countdown-4"].symbols(tokens.tolist())).removesuffix("<end>")
 
 
 # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -52,8 +52,9 @@ class Additions(TextTask):
     """Without a data set: an answer is correct if it holds an even digit."""
 
     def __init__(self, base, tokens):
-        self.name, self.base, self.tokens, self._cache = "additions", base, tokens, {}
+        self.name, self.base, self.tokens = "additions", base, tokens
         self.rows = [{"prompt": f"{i}+{j}=" + "abc"[: i % 3], "answer": str(i + j)} for i in range(8) for j in range(4)]
+        self.prompts = [base.tokenizer(row["prompt"])["input_ids"] for row in self.rows]
         self.trained, self.judge, self._early = 24, verifier("countdown"), []
 
     def _scored(self, texts, rows):
@@ -67,7 +68,7 @@ def stack(arms, seeds=(0,), family="Llama", settings=SMALL, device="cpu", dtype=
     rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
     policies = LoraPolicies(
         base,
-        task.prompt,
+        task.prompts,
         [x.seed for x in replicas],
         rates,
         settings,
@@ -118,7 +119,7 @@ def peft_run(family, run, seen):
             chosen = order[i :: s.optimizer_steps]
             count = rule.divisor(int(live.sum()), len(order)) / s.optimizer_steps
             for row in chosen.tolist():
-                n, prompt = int(live[row].sum()), run.task.prompt(int(problems[0, row // s.group_size]))
+                n, prompt = int(live[row].sum()), run.task.prompts[int(problems[0, row // s.group_size])]
                 tokens = answers.tokens[0, row, :n]
                 logits = plain(torch.cat([torch.tensor(prompt), tokens])[None]).logits[0, len(prompt) - 1 : -1]
                 logp = logits.log_softmax(-1).gather(-1, tokens[:, None]).T
@@ -174,7 +175,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_trainer(algorithm, tmp_path)
     plain.load_state_dict({k: named[f"base_model.model.{_wrapped(k, named)}"] for k in plain.state_dict()})
     prompts = [ids[mask.bool()].tolist() for ids, mask in zip(batch["prompt_ids"], batch["prompt_mask"], strict=True)]
     base = as_base("tiny", plain.eval().requires_grad_(False), trl_tiny.tokenizer())
-    policies = LoraPolicies(base, prompts.__getitem__, [0], torch.tensor([1e-3]), replace(SMALL, pass_tokens=4096))
+    policies = LoraPolicies(base, prompts, [0], torch.tensor([1e-3]), replace(SMALL, pass_tokens=4096))
     for name, layer in policies.layers.items():
         a, b = (named[f"base_model.model.{name}.lora_{side}.default.weight"] for side in "AB")
         layer.a.data.copy_(a.T[None])
@@ -259,7 +260,7 @@ def test_the_kl_divergence_is_that_from_the_base_model():
         numbers = problems[i, :, 0].repeat_interleave(SMALL.group_size).tolist()
         for row in range(0, len(numbers), 4):  # a quarter of the answers
             tokens, logp, mask = (x[i, row] for x in (answers.tokens, answers.logp, answers.mask))
-            prompt, answer = run.task.prompt(numbers[row]), tokens[mask]
+            prompt, answer = run.task.prompts[numbers[row]], tokens[mask]
             logits = fresh(torch.tensor([[*prompt, *answer.tolist()]])).logits[0, len(prompt) - 1 : -1]
             differences += (logp[mask] - logits.log_softmax(-1).gather(-1, answer[:, None])[:, 0]).tolist()
         assert kl == pytest.approx(sum(differences) / len(differences), abs=1e-5) and abs(kl) > 1e-4
@@ -398,7 +399,7 @@ def test_the_adapter_of_a_run_loads_with_peft_and_its_run_is_exported_and_evalua
     run = finished / "countdown" / "gtpo-lr0.001-seed0"
     loaded = AutoPeftModelForCausalLM.from_pretrained(str(run / "adapter")).eval()
     base = as_base("tiny", *_tiny(model_folder("tiny")))
-    policies = LoraPolicies(base, lambda i: [], [0], torch.tensor([1e-3]), FAST)
+    policies = LoraPolicies(base, [], [0], torch.tensor([1e-3]), FAST)
     from safetensors.torch import load_file
 
     stored = load_file(run / "adapter" / "adapter_model.safetensors")

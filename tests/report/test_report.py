@@ -28,8 +28,8 @@ from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
 from dew.errors import ConfigError
 from dew.report import build, build_from_records, charts_of, content_of
-from dew.report.readers import Run
-from dew.report.results import arms_of, remarks, rows_of
+from dew.report.readers import Run, arms_of
+from dew.report.results import remarks, rows_of
 from dew.report.serve import View, make_server
 from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import PAGE, SCRIPTS, blobs

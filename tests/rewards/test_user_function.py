@@ -18,9 +18,8 @@ import torch
 
 from dew.engines.trl.rewards import checked
 from dew.errors import ConfigError, RewardError
-from dew.rewards.calls import NOT_FINITE, as_rewards
 from dew.rewards.process import memory_of
-from dew.rewards.user_function import MAX_FAILURES, load_reward
+from dew.rewards.user_function import MAX_FAILURES, NOT_FINITE, as_rewards, load_reward
 from processes import alive, gone
 
 FUNCTIONS = r"""

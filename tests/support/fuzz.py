@@ -36,9 +36,9 @@ from dew.report import content_of
 from dew.report.readers import Run, read_run
 from dew.report.write import blobs
 from dew.rewards import Verdict, verifier
-from dew.rewards.calls import as_rewards
 from dew.rewards.latex import compare
 from dew.rewards.math import math_verdicts, verdict_or_answer
+from dew.rewards.user_function import as_rewards
 from dew.run.config import OWN_KEYS, check_keys, make_run, parse_yaml, to_yaml
 from dew.run.folder import RunFolder
 from dew.run.permission import check_permission

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from dew.errors import ConfigError
 from dew.tasks import files, task
-from dew.tasks.base import key, without_overlap
 from dew.tasks.datasets import PRESETS, TEMPLATES, named, render
-from dew.tasks.files import columns, read_rows, row_key
+from dew.tasks.files import columns, key, read_rows, row_key, without_overlap
 
 SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data")
 ROWS = [{"problem": f"What is {i} plus {i + 1}, please?", "answer": 2 * i + 1, "level": i % 3} for i in range(100)]

@@ -5,7 +5,7 @@ import pytest
 from dew.errors import ConfigError
 from dew.preflight.trl import Data, check_golds
 from dew.rewards import verifier
-from dew.rewards.gym import OWN, REFUSED
+from dew.rewards.games import OWN, REFUSED
 from dew.tasks import task
 
 pytest.importorskip("reasoning_gym", reason="needs the extra gym")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dew.errors import ConfigError
 from dew.rewards import verifier
 from dew.tasks import Countdown, Sums, task
-from dew.tasks.base import split_of
+from dew.tasks.datasets import split_of
 
 EASY = Countdown(numbers=3, largest=9)
 TASKS = [Countdown(), Sums(), EASY]

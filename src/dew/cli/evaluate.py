@@ -176,7 +176,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
 
 def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
     from dew.compare import compare_scores, verdicts
-    from dew.compare.results import main_scores
+    from dew.compare.grid import main_scores
     from dew.compare.verdicts import markdown_table, signed
 
     first, last = scores[0], scores[-1]

@@ -116,6 +116,5 @@ def _benchmark(
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
     text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
     write_atomically(folder / "benchmark.md", f"{text}\n".encode())
-    write_atomically(folder / "benchmark.svg", benchmark.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode())
     show_markdown(text)
-    out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
+    out.print(f"\n{folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}")

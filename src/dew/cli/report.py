@@ -91,7 +91,7 @@ def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
 
 def _read(source: Path, step: int | None) -> list[GroupRecord]:
     """The groups of a file, of a step, or a sample of all of a run's."""
-    from dew.compare.results import run_folders
+    from dew.compare.grid import run_folders
     from dew.report.readers import read_sample
 
     if not source.is_dir():

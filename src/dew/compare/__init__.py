@@ -1,6 +1,6 @@
 """Evaluate models and compare runs: pass@k with intervals, paired differences, verdicts, and grids of paired runs."""
 
-from dew.compare.results import Result, compare_runs, read_result
+from dew.compare.grid import Result, compare_runs, read_result
 from dew.compare.sampling import Sampling, load_vllm, sample
 from dew.compare.scores import Scores, compare_scores, evaluate
 from dew.compare.statistics import Difference, Interval, corrected, paired

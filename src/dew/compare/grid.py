@@ -1,4 +1,5 @@
-"""A grid of paired runs in one folder: which are finished, and which are to be trained.
+"""A grid of paired runs in one folder: which are to be trained, the results of those that are finished, and the
+differences between their arms.
 
     STUDY/grid.json             what all runs share, and the arms, the baseline first
     STUDY/[TASK/]ARM-seed0/     a run folder for each cell
@@ -8,14 +9,18 @@ the cell to its run.json.
 """
 
 import json
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from dew.errors import ConfigError, Problem, RecordError
-from dew.files import read_whole, write_atomically
+from dew.compare.scores import Scores, compare_scores
+from dew.compare.statistics import Difference, corrected, paired
+from dew.errors import ConfigError, DewError, Problem, RecordError
+from dew.files import is_plain, read_whole, write_atomically
 from dew.run.folder import RunFolder
 
 GRID = "grid.json"
@@ -23,6 +28,8 @@ REPLACED = ".replaced"
 """The folder for runs of a rule whose code has changed."""
 MAX_FILE = 1 << 24
 OTHER_FOLDER = "Choose another folder with --out."
+AREA = "area"
+MAX_ANSWERS = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -110,3 +117,113 @@ def _set_aside(folder: Path, old: Mapping[str, str], new: Mapping[str, str], say
             home.rename(target)
         if homes:
             say(f"The code of {arm} has changed: its runs ({len(homes)}) are now in {aside}, and are trained again.")
+
+
+# ── results ─────────────────────────────────────────────────────────────────────────────────────────────────
+@dataclass(frozen=True)
+class Result:
+    arm: str
+    seed: int
+    scores: Mapping[str, float]
+    """area, and what the run's scores.json has after training: pass@1, ..."""
+    task: str = ""
+    learning_rate: float | None = None
+    control: str | None = None
+    """The arm without weights on tokens that this one is compared with."""
+    placebo: str | None = None
+    """The arm with the weights of each answer permuted."""
+    groups: int = 0
+    """Groups sampled, including those dropped: dynamic sampling needs more of them for the same number of steps."""
+    folder: Path | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("arm", "seed", "task", "learning_rate", "groups")
+        return {name: getattr(self, name) for name in names} | {"scores": dict(self.scores)}
+
+
+def read_result(folder: Path | str, **known: Any) -> Result:
+    """The result of the run in this folder. `known` replaces what its run.json says: arm, seed, task, ..."""
+    run, folder = RunFolder(folder), Path(folder)
+    facts, metrics = run.run(), run.metrics()
+    algorithm = facts.get("algorithm")
+    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
+    about: dict[str, Any] = {"arm": str(facts.get("arm") or name or ""), "task": str(facts.get("data") or "")}
+    about |= {
+        "seed": facts.get("seed", 0),
+        **{key: facts.get(key) for key in ("learning_rate", "control", "placebo")},
+        **known,
+    }
+    rate = about["learning_rate"]
+    if type(about["seed"]) is not int or not (rate is None or (type(rate) is float and 0 < rate < math.inf)):
+        what = f"{folder / 'run.json'}: seed {about['seed']!r:.40} or learning_rate {rate!r:.40} is not a number."
+        raise RecordError(Problem(what, remedy="Copy it again, or delete the run."))
+    scores = {}
+    if accuracy := [m["accuracy"] for m in metrics if isinstance(m.get("accuracy"), int | float)]:
+        scores[AREA] = fmean(accuracy)
+    for entry in (entry for entry in run.scores() if entry.get("when") == "after"):
+        found = entry.get("scores")
+        for name, score in found.items() if isinstance(found, dict) else ():
+            value = score.get("value") if isinstance(score, dict) else None
+            if isinstance(value, int | float) and math.isfinite(value):
+                scores[name] = value
+    if AREA not in scores:
+        raise ConfigError(f"{folder}: the metrics contain no accuracy, so there is nothing to compare.")
+    sampled = [m.get("groups/sampled") for m in metrics]
+    groups = sum(int(n) for n in sampled if isinstance(n, int | float) and abs(n) < 1e18)
+    return Result(**about, scores=scores, groups=groups, folder=run.path)
+
+
+def run_folders(study: Path) -> list[Path]:
+    """The run folders in the folder of a study, up to two levels down; not those set aside in hidden folders."""
+    return sorted(path.parent for pattern in ("[!.]*/run.json", "[!.]*/*/run.json") for path in study.glob(pattern))
+
+
+def read_answers(folder: Path | None, when: str = "after") -> Scores | None:
+    """The evaluated answers of a run; None if it kept none, or more than can be read at once."""
+    path = None if folder is None else folder / f"answers-{when}.json"
+    if path is None or not path.exists() or not is_plain(path) or path.stat().st_size > MAX_ANSWERS:
+        return None
+    try:
+        return Scores.read(path)
+    except DewError:
+        return None
+
+
+def by_problem(scores: Scores | None, than: Scores | None, score: str, **names: str) -> Difference | None:
+    """A score minus that of `than`, paired by problem; None if they cannot be compared."""
+    if scores is None or than is None:
+        return None
+    try:
+        return compare_scores(scores, than, **names).get(score)
+    except DewError:
+        return None
+
+
+def main_scores(scores: Iterable[str]) -> list[str]:
+    """The scores that comparisons show: those of the training accuracy, pass@1 and the largest pass@k."""
+    scores = list(scores)
+    passes = sorted((s for s in scores if s.startswith("pass@")), key=lambda s: int(s.removeprefix("pass@")))
+    return list(dict.fromkeys([*(s for s in (AREA, "final") if s in scores), *passes[:1], *passes[-1:]]))
+
+
+def compare_arms(results: Sequence[Result], arm: str, baseline: str, score: str) -> Difference:
+    """Arms of one task, paired by seed; by problem, if both have one run, which kept its answers."""
+    names = {"arm": arm, "baseline": baseline, "task": results[0].task}
+    both = [{r.seed: r for r in results if r.arm == name and score in r.scores} for name in (arm, baseline)]
+    seeds = both[0].keys() & both[1].keys()
+    if len(seeds) == 1:
+        one, other = (read_answers(runs[seed].folder) for runs in both for seed in seeds)
+        if found := by_problem(one, other, score, **names):
+            return found
+    a, b = ({seed: r.scores[score] for seed, r in sorted(runs.items())} for runs in both)
+    difference = paired(a, b, score=score, unit="seeds", **names)
+    if difference is None:
+        raise ConfigError(f"{arm} and {baseline} have no seed in common for {score}.")
+    return difference
+
+
+def compare_runs(results: Sequence[Result], baseline: str) -> list[Difference]:
+    """Every arm minus the baseline in the main scores of all runs, with Holm's correction over the arms."""
+    shared = [score for score in results[0].scores if all(score in r.scores for r in results)]
+    others = [arm for arm in dict.fromkeys(r.arm for r in results) if arm != baseline]
+    return corrected(compare_arms(results, arm, baseline, score) for arm in others for score in main_scores(shared))

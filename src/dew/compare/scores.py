@@ -18,8 +18,7 @@ from dew.compare.statistics import Difference, Interval, mean_interval, paired, 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
-from dew.rewards.calls import NOT_FINITE, Rewards, call_reward, reward_name
-from dew.rewards.user_function import UserFunction, required_columns
+from dew.rewards.user_function import NOT_FINITE, Rewards, UserFunction, call_reward, required_columns, reward_name
 from dew.tasks import Row, Task
 from dew.tasks.datasets import Dataset
 

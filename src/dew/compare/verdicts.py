@@ -5,7 +5,7 @@ from math import isfinite
 from statistics import fmean, stdev
 from typing import Any
 
-from dew.compare.results import Result, main_scores
+from dew.compare.grid import Result, main_scores
 from dew.compare.statistics import MIN_SEEDS, Difference
 
 TITLES = {"area": "mean accuracy in training", "final": "accuracy at the end of training"}

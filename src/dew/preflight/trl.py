@@ -24,7 +24,7 @@ from dew.errors import DewError
 from dew.preflight import EMPTY_REMEDY, Check, attempt, from_problem, graded, guarded, ok, passed, skipped, warning
 from dew.preflight.machine import check_folder, check_model, check_versions
 from dew.rewards import Verifier
-from dew.rewards.calls import reward_name
+from dew.rewards.user_function import reward_name
 from dew.rewards.verifiers import text_of
 from dew.run.config import Run
 from dew.tasks import Row

@@ -13,8 +13,8 @@ from typing import Any
 from dew import __version__
 from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
-from dew.report.readers import Run, evenly, read_records_file, read_runs, run_folders
-from dew.report.results import arms_of, findings_of, headline, rows_of
+from dew.report.readers import Run, arms_of, evenly, read_records_file, read_runs, run_folders
+from dew.report.results import findings_of, headline, rows_of
 from dew.report.rules import Values, credit_by_rule, method_of
 from dew.report.tokens import above_mean, around_divergence, nearest_correct, statistics, summary
 from dew.report.write import write_report

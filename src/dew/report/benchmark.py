@@ -1,9 +1,9 @@
 """The benchmark of credit rules on language models: its settings, its committed runs, and the comparison with DAPO and
-with placebos as a table and a forest plot. `dew lab --benchmark` adds the rows of your own rules.
+with placebos as a table. `dew lab --benchmark` adds the rows of your own rules.
 
 docs/benchmark.md is the plan. A stage trains some arms on some tasks: the runs of a stage on a task are a study of the
 lab. DATA/STAGE-TASK/001.jsonl.gz, 002 and so on hold the files of their run folders, but no adapters and token records.
-scripts/benchmark.py runs the stages and writes the page of the results.
+scripts/benchmark.py runs the stages, draws the results and writes their page.
 """
 
 import gzip
@@ -11,7 +11,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -218,7 +217,7 @@ def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
     return compare(found, placebos, final=stage == "stage3", alpha=alpha_of(stage, task, seeds))
 
 
-# ── table and plot ──────────────────────────────────────────────────────────────────────────────────────────
+# ── table ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 ABOUT = f"""Rules in the order of the plan, controls, placebos and random rewards below them. pass@1 is the mean of the
 last evaluations. Differences are paired by seed, with 95% intervals of Student's t; p is Holm's, over the rules of the
@@ -244,43 +243,3 @@ def table(rows: Sequence[Row]) -> str:
         cells += [signed(d) if d else "" for d in others]
         lines.append([*cells, *(score[name] for name in list(shown)[1:]), row.verdict])
     return markdown_table(HEAD, lines)
-
-
-STYLE = """text { fill: #222 } .back { fill: #fff } .band { fill: #eee } .axis { stroke: #888 }
-g { color: #2864dc; stroke: currentcolor; fill: currentcolor } .win { color: #188038 } .loss { color: #c5221f }
-.plain { color: #888 }
-@media (prefers-color-scheme: dark) { text { fill: #ddd } .back { fill: #16181c } .band { fill: #2a2d33 }
-g { color: #8ab4f8 } .win { color: #81c995 } .loss { color: #f28b82 } .plain { color: #888 } }"""
-
-
-def forest(tasks: Mapping[str, Sequence[Row]]) -> str:
-    """An SVG of the differences from the baseline in pass@1: a line for each arm, a panel for each task."""
-    arms = list(dict.fromkeys(row.arm for rows in tasks.values() for row in rows if row.than_baseline))
-    shown = [row.than_baseline[SCORES[0]] for rows in tasks.values() for row in rows if row.than_baseline]
-    most = min(max([2 * MARGIN, *(abs(x) for d in shown for x in (d.low, d.high))]), 0.2)
-    left, width, top, line = 14 + 7 * max(map(len, arms), default=0), 240, 60, 20
-    below, total = top + line * len(arms), left + width * len(tasks) + 16
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {below + 34}" width="{total}" '
-        f'font-family="sans-serif" font-size="12"><style>{STYLE}</style>',
-        '<rect class="back" width="100%" height="100%"/>',
-        '<text x="12" y="22" font-size="14">pass@1 − DAPO, 95% intervals over seeds</text>',
-        *(f'<text x="12" y="{top + line * i + 14}">{escape(arm)}</text>' for i, arm in enumerate(arms)),
-    ]
-    for column, (title, rows) in enumerate(tasks.items()):
-        zero, scale = left + width * (column + 0.5), (width / 2 - 14) / most
-        parts += [
-            f'<text x="{zero}" y="46" text-anchor="middle">{title}</text>',
-            f'<rect class="band" x="{zero - MARGIN * scale:.1f}" y="{top}" width="{2 * MARGIN * scale:.1f}" '
-            f'height="{below - top}"/><line class="axis" x1="{zero}" x2="{zero}" y1="{top}" y2="{below}"/>',
-            *(f'<text x="{zero + x * scale:.1f}" y="{below + 18}" text-anchor="middle">{x:+.3f}</text>'
-              for x in (-most, 0, most)),
-        ]  # fmt: skip
-        for row in (row for row in rows if row.than_baseline):
-            d, y = row.than_baseline[SCORES[0]], top + line * arms.index(row.arm) + 10
-            x, low, high = (zero + max(-most, min(most, v)) * scale for v in (d.value, d.low, d.high))
-            parts.append(
-                f'<g class="{row.verdict or "plain"}" stroke-width="2"><line x1="{low:.1f}" x2="{high:.1f}" '
-                f'y1="{y}" y2="{y}"/><circle cx="{x:.1f}" cy="{y}" r="4"/></g>'
-            )
-    return "\n".join([*parts, "</svg>"]) + "\n"

@@ -1,12 +1,15 @@
-"""Read the folder of a run of dew or of plain TRL, or a file of token records."""
+"""Read the folders of runs of dew or of plain TRL, or a file of token records, and tell which runs form an arm."""
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dew.errors import ConfigError, Problem, RecordError
+from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import read_whole, stay_inside
+from dew.run.config import flat, parse_yaml
 from dew.run.folder import RunFolder
 from dew.run.records import MAX_FILE, GroupRecord, Json, SchemaError, read_records, sample_records, try_json
 
@@ -212,3 +215,80 @@ def _bytes(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:  # a running job may remove records
         return 0
+
+
+# ── arms: runs that differ only in their seed ───────────────────────────────────────────────────────────────
+
+NOT_COMPARED = {
+    *("seed", "data_seed", "output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint"),
+    *("experiment_name", "data_loader_seed"),  # verl's
+}
+"""Settings that do not tell arms apart, by the last part of their dotted names."""
+MAX_SETTINGS = 1000
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist = 3, 20
+
+
+def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
+    """The arms and the settings that differ.
+
+    An arm is {label, runs (indices), algorithm, data, learning_rate}, a setting {name, values (one per run)}.
+    """
+    pairs = [_settings(run) for run in runs]
+    known = [settings for settings, _ in pairs]
+    own = {name for _, names in pairs for name in names}
+    several = len({settings.get("algorithm") for settings in known}) > 1
+    called = [str(run.facts.get("arm") or x.get("algorithm") or "") for run, x in zip(runs, known, strict=True)]
+
+    def differs(name: str) -> bool:
+        has = [settings[name] for settings in known if name in settings]
+        missing = len(has) < len(known) and not (several and name in own)  # other algorithms have other settings
+        return missing or len(set(has)) > 1
+
+    names = [name for name in dict.fromkeys(name for settings in known for name in settings) if differs(name)]
+    named = all("arm" in run.facts for run in runs)  # then an arm's name stands for the settings of its algorithm
+    ignored = NOT_COMPARED | (own if named else set())
+    compared = [name for name in names if name.rsplit(".", 1)[-1] not in ignored]
+    members: dict[tuple[Any, ...], list[int]] = {}
+    for i, settings in enumerate(known):
+        key = (called[i], *(settings.get(name) for name in compared)) if called[i] else (i,)
+        members.setdefault(key, []).append(i)
+    rates = len({settings.get("learning_rate") for settings in known}) > 1
+
+    def label(first: int) -> str:
+        """The arm's name and what tells it apart from others with the same name; else the run's name."""
+        mine, name = known[first], called[first]
+        if not name or len(runs) == 1:
+            return runs[first].name
+        rate = f" @ {mine.get('learning_rate')}" if rates and "arm" in runs[first].facts else ""
+        others = [known[i] for i, *_ in members.values() if i != first and called[i] == name]
+        apart = [n for n in compared if any(x.get(n) != mine.get(n) for x in others)]
+        apart = [n for n in apart if not (rate and n == "learning_rate")]
+        return " ".join([name + rate, *(f"{n.rsplit('.', 1)[-1]}={mine.get(n, '–')}" for n in apart[:3])])
+
+    arms = [
+        {"label": label(i), "runs": [i, *more], "algorithm": called[i]}
+        | {name: known[i].get(name) for name in ("data", "learning_rate")}
+        for i, *more in members.values()
+    ]
+    return arms, [{"name": n, "values": [settings.get(n) for settings in known]} for n in names if n != "output_dir"]
+
+
+def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
+    """Every setting of a run by its dotted name, as text, and which of them belong to the algorithm."""
+    try:
+        config = parse_yaml(run.config or "{}", run.name)
+    except DewError:
+        config = {}
+    algorithm = run.facts.get("algorithm")
+    name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
+    facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
+    every = _texts(config) | _texts({k: v for k, v in facts.items() if v is not None}) | _texts(own)
+    if folder := every.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
+        every = {name: value.replace(folder, ".") for name, value in every.items()}
+    return every, set(_texts(own))
+
+
+def _texts(x: Any) -> dict[str, str]:
+    some = islice(flat(x).items(), MAX_SETTINGS) if isinstance(x, dict) else ()
+    return {name: value[:200] if isinstance(value, str) else _SHORT.repr(value) for name, value in some}

@@ -98,4 +98,4 @@ def _check(text: str, *, answer: str) -> Verdict:
     return math_verdicts([text], [answer])[0]
 
 
-math = MathVerifier("math", ("answer",), _check)
+math = MathVerifier("math", ("answer",), _check)  # a lambda could not be pickled

@@ -1,8 +1,13 @@
-"""Numbers, words and letters of choices, compared without a parser. Standard library only; linear time."""
+"""Answers as text: numbers, words, choices and quantities, compared without a parser, and LaTeX as latex.py parses it.
+
+Standard library only; linear time.
+"""
 
 import re
 from decimal import Decimal
 from fractions import Fraction
+
+from dew.rewards.extract import in_braces, is_formula
 
 DECIMALS = 6  # decimals to which a rounded answer must agree: 0.333333 is 1/3, 0.33 is not
 CHOICES = "ABCDEFGHIJ"
@@ -160,3 +165,166 @@ def same_base(a: str, b: str) -> bool | None:
     numerals = [_BASE.fullmatch(_MARKUP.sub("", _AROUND.sub("", text)).replace(" ", "")) for text in (a, b)]
     x, y = ((n[1], str(_WORD_OF.get(n[2], n[2]))) if n else None for n in numerals)
     return x == y if x and y else None
+
+
+# ── quantities, and LaTeX for the parser ────────────────────────────────────────────────────────────────────
+UNITS = (
+    r"(?:[mcdkn]m|ft|yd|mi|in|[mk]g|gm|lb|oz|[mcdk][lL]|min|sec|hr|ms|mph|[ck]?m/s|km/?h|kmph|rpm|[kM]Wh?|[kMG]?Hz"
+    r"|k?Pa|eV|cc|sq|cu|rad|deg|mol|pt|yr|men|day|(?:kilo|centi|milli|deci)?(?:met(?:er|re)|lit(?:er|re)|gram)|feet|foot|inch|yard|mile"
+    r"|degree|radian|unit|square|cubic|cent|dollar|pound|ounce|gallon|acre|hectare|hour|minute|second|week|month|year"
+    r"|point|rupee|student|people|digit|integer|way|time|old|per)(?:e?s)?(?![a-zA-Z])"
+)
+"""Words that are units wherever they stand; a single letter, `ab` or `xyz` may be variables."""
+_UNIT_LETTER = "[mgshtdlLNJWVAKCFT]"
+_UNIT = re.compile(
+    r"(?:\\?\$|[€£¥~≈\s]|\\approx|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR|about|approximately)\b)*"
+    r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?|[-+]?\d{0,9}\s*\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d))\s*"
+    r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
+    rf"(?:\\(?:text|mathrm|mbox|textbf)\s*\{{(?![\s~]*(?!{_UNIT_LETTER})[a-zA-Z]\s*\}})[^{{}}]*\}}"
+    rf"|{UNITS}|(?<=\s)[^\W\d_]{{4,}}+|[^\x00-\x7f\W\d_]{{2,}}+|(?:USD|EUR|GBP|INR)\b"
+    r"|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
+)
+"""A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
+_BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
+_DECORATION = re.compile(
+    r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|bm|boldsymbol|displaystyle|large|Large|LARGE|huge|Huge|bf)(?![a-zA-Z])"
+    r"|\\[bB]igg?[lr]?(?![a-zA-Z])|(?<=\\\\)\[[\d.]+(?:pt|em|ex|[cm]m)\]|\\text\s*\{\s*\\\$\s*\}"
+    r"|\^\s*\{?\s*\\circ\s*\}?\s*[CF]\Z|(?:\\pmod\s*(?:\{[^{}]*\}|\d+)|\(\s*\\?mod\s*\d+\s*\))\s*\Z"
+    r"|\A.*\\equiv(?=.*mod)|(?<=:\d\d)\s*[aApP]\.?\s?[mM]\.?\Z"
+)
+"""Colour, size, the space between the rows of a matrix, `\\text{\\$}`, `°C`, the modulus in `9 \\pmod{11}`, p.m."""
+_DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*(?:\d|\{\d\})\s*)?[({]?\s*)"
+    r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
+)
+_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
+_NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
+"""Between the quantities of a list; not between thousands."""
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!\s?)?\d{3})+(?![\d,])")
+_LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
+_LETTER_UNIT = re.compile(
+    rf"(?<=[\d)}}i])(?:\\[ ,;:]|\s)*+\\(?:mathrm|text)\s*\{{\s*{_UNIT_LETTER}\s*\}}(?:\^\s*\{{?[23]\}}?)?\s*\Z"
+)
+"""`\\text{ m}^2` after a number, a bracket or π."""
+_MINUS_POWER = re.compile(r"\^\s*(-\s*(?:\d+|[a-zA-Z]))")
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[a-zA-Z]|\([^()]*\))")
+_DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
+_NAMES = re.compile(
+    r"(?<![\\A-Za-z])(sqrt|pi|(?:arc)?(?:sin|cos|tan|cot)|csc|log|ln|theta|alpha|beta|infty)(?![A-Za-z])"
+)
+_GAP = r"(?:\\q?quad|\\[ ,;]|\s)*"
+_OR, _AND = (
+    re.compile(
+        rf"{_GAP}(?:\\(?:text|mbox)\s*\{{\s*{word}\s*\}}|(?<![a-z\\]){word}(?![a-z])|\\(?:{signs})(?![a-zA-Z])){_GAP}"
+    )
+    for word, signs in (("or", "lor|vee"), ("and", "land|wedge"))
+)
+_POINT = re.compile(r"\A[A-Z]\s*(?=(?:\\left\s*)?\([^()]*,[^()]*\)\Z)")
+"""The name of a point before its coordinates."""
+_NOTHING = ("no solution", "no real solution", "empty set")
+_SCALES = {"thousand": 3, "million": 6, "billion": 9}
+_SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid|[:|])(.*)\\\}", re.DOTALL)
+_UNION = re.compile(r"(?<=[\])}])\s*U\s*(?=\\?[\[({])")
+_SIGNS = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
+     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
+     "∅": r"\emptyset ", "°": r"^\circ ", "θ": r"\theta ", "％": r"\%",
+     "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", "~": " ", "∨": r"\lor ", "∧": r"\land "}
+)  # fmt: skip
+_SYNONYMS = {r"\degree": r"^\circ ", r"\varnothing": r"\emptyset", r"\langle": "(", r"\rangle": ")",
+             r"\left\{": r"\{", r"\right\}": r"\}", r"\lbrace": r"\{", r"\rbrace": r"\}", "{:}": ":"}  # fmt: skip
+
+
+def same_list(answer: str, gold: str) -> bool:
+    """`5 apples, 3 pears` and `5, 3`. The order counts: as a set, 3 apples and 5 pears would be the same."""
+    a, b = _quantities(answer), _quantities(gold)
+    return len(a) == len(b) > 1 and all(map(same_number, a, b))
+
+
+def same_percent(answer: str, gold: str) -> bool:
+    """12.5% and 12.5, as math-verify does with whole numbers. Below 1 it is a mistake: 0.5% for 0.5."""
+    a, b = (_UNIT.fullmatch(text.strip()) for text in (answer, gold))
+    if not a or not b or bool(a["percent"]) == bool(b["percent"]):
+        return False
+    x, y = read_number(a["number"]), read_number(b["number"])
+    return x is not None and y is not None and same_number(x, y) and abs(x[0]) > 1 and x[1] > 0
+
+
+def _quantities(text: str) -> list[tuple[Fraction, int]]:
+    """The numbers in a list of numbers with or without units; empty if it is not one."""
+    units = [_UNIT.fullmatch(part) for part in _NEXT.split(_TEXT.sub(r"\1", text))]
+    numbers = [read_number(unit["number"]) for unit in units if unit and not unit["percent"]]
+    found = [number for number in numbers if number]
+    return found if len(found) == len(units) else []
+
+
+def unwrap(text: str) -> str:
+    """`\\mathbf{6-5i}`, `\\text{p - q}` and `{(3,4]}` without the command and the braces; words stay in theirs."""
+    text = text.strip()
+    command = re.match(r"(?:\\(?:math(?:bf|rm|it)|text(?:bf|rm|it)?|mbox))?(?=\s*\{)", text)
+    inner, end = (command and in_braces(text, command.end())) or ("", 0)
+    whole = end == len(text) and not re.search(r"[A-Z]{2}|\\choose|\\over", inner)
+    return inner if whole and is_formula(inner) else text
+
+
+def alternatives(text: str) -> list[str]:
+    """Other interpretations of a marked answer: a number with a unit, a decimal comma, thousands, powers of ten."""
+    found = []
+    text = re.sub(r"\A\\text\s*\{([^{}]*)\}\Z", r"\1", text.strip())
+    left, equals, right = text.rpartition("=")
+    if (unit := _UNIT.fullmatch(right)) and unit["number"] != right.strip():
+        number = clean(left) + equals + unit["number"]
+        found.append(number + (r"\%" if unit["percent"] else ""))
+        if scale := re.match(r"\W*(?:text\{\s*)?(thousand|million|billion)", right[unit.end("number") :]):
+            found.append(rf"{number} \cdot 10^{_SCALES[scale[1]]}")
+    if words(text) in _NOTHING:
+        found.append(r"\emptyset")
+    if re.fullmatch(r"-?\d+,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
+        found.append(text.replace(",", "."))
+    if power := re.fullmatch(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})", text):
+        found.append(rf"{power[1]} \cdot 10^{{{int(power[2])}}}")
+    if _THOUSANDS.search(text) and not re.search(r"[(\[]|\\\{", text):  # x = 1,200 is not 1 and 200
+        found.append(clean(_THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text)))
+    return found
+
+
+def clean(text: str) -> str:
+    """A marked answer as LaTeX for math-verify: without delimiters and decoration, Unicode signs as commands."""
+    text = _ROOT.sub(lambda root: rf"\sqrt{_DEGREE[root[1]]}{{{root[2]}}}", text)
+    text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
+    for command, same in _SYNONYMS.items():
+        text = text.replace(command, same)
+    text = _DEGREES.sub(r"\1{\2 \\pi / 180}", text)
+    for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
+            inner = text[len(left) : -len(right)]
+            text = inner if left not in inner else text
+    text = _POINT.sub("", text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip())
+    text = _MINUS_POWER.sub(r"^{\1}", _LETTER_UNIT.sub("", text))
+    # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
+    text = _NAMES.sub(r"\\\1", _convert_roots(_LETTER.sub(r"\1", text)))
+    if builder := _SET_BUILDER.fullmatch(text):
+        text = builder[1]
+    text = _AND.sub(r" \\land ", _OR.sub(r" \\lor ", _UNION.sub(r"\\cup ", text)))
+    return text.replace("**", "^").replace("*", r"\cdot ")
+
+
+def _convert_roots(text: str) -> str:
+    """`sqrt(a(b+c))` as `\\sqrt{a(b+c)}`."""
+    for match in reversed(list(re.finditer(r"\\?(?<![A-Za-z])sqrt\s*\(", text))):
+        depth = 0
+        for mark in re.compile(r"[()]").finditer(text, match.end() - 1):
+            depth += 1 if mark[0] == "(" else -1
+            if depth == 0:
+                inside = text[match.end() : mark.start()]
+                text = rf"{text[: match.start()]}\sqrt{{{inside}}}{text[mark.end() :]}"
+                break
+    return text
+
+
+def spelling(text: str) -> str | None:
+    """One spelling for equal answers where no parser is needed; majority voting counts these strings."""
+    text = _BOLD.sub(r"\1", text).strip().strip("$*` ")
+    number = read_number(text if re.search("[,;]", text) else text.rpartition("=")[2])
+    written = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))
+    return written[:500] or None

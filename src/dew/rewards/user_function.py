@@ -1,41 +1,124 @@
-"""A user's reward function by path: `rewards.py:score`, `package.rewards:score`, or TRL's `package.rewards.score`.
+"""A user's reward function: one call, whose failure is one RewardError and whose return values are checked, and a
+function by path, `rewards.py:score`, `package.rewards:score` or TRL's `package.rewards.score`.
 
-It runs in a process of its own with limits of time and memory (process.py). A batch lost to them gets None for each
-answer, with a warning; the third in a row is an error. An exception or a wrong type is a bug and an error at once.
+By path, it runs in a process of its own with limits of time and memory (process.py). A batch lost to them gets None for
+each answer, with a warning; the third in a row is an error. An exception or a wrong type is a bug and an error at once.
 """
 
+import asyncio
 import inspect
 import json
 import logging
+import math
 import pkgutil
 import random
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
 from datetime import date, time
 from decimal import Decimal
 from functools import partial
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import islice
 from pathlib import Path
+from reprlib import repr as short_repr
+from traceback import format_exception_only
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 
-from dew.errors import ConfigError, Problem, RewardError, did_you_mean
-from dew.rewards.calls import Rewards, call_reward, describe, describe_batch
+from dew.errors import ConfigError, Problem, RewardError, did_you_mean, user_line
 from dew.rewards.process import INHERITED, Process, ProcessFailed
 from dew.rewards.verifiers import Completion, Verifier
 from dew.rewards.worker import answer_requests, encode
 
+Rewards = list[float | None]
+
+NOT_FINITE = math.inf  # replaces every infinity and NaN that a function returned, because NaN stands for None in TRL
 TIMEOUT = 600.0  # seconds for one batch
 MAX_FAILURES = 3  # lost batches in a row that end the run
 
 log = logging.getLogger("dew.rewards")
+
+
+# ── one call ────────────────────────────────────────────────────────────────────────────────────────────────
+def reward_name(reward: Any) -> str:
+    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
+    while isinstance(reward, partial):
+        reward = reward.func
+    path = reward if isinstance(reward, str) else getattr(getattr(reward, "config", None), "_name_or_path", None)
+    return str(getattr(reward, "__name__", type(reward).__name__)) if path is None else path.split("/")[-1]
+
+
+def describe_batch(completions: Sequence[Any], prompts: Sequence[Any] | None) -> str:
+    first = f", the first {completions[0]!r:.200}" if completions else ""
+    prompt = f" for the prompt {prompts[0]!r:.120}" if prompts else ""
+    return f"It was scoring {len(completions)} answers{first}{prompt}."
+
+
+@contextmanager
+def reported(name: str, completions: Sequence[Any], prompts: Sequence[Any] | None) -> Iterator[None]:
+    """Whatever the block raises becomes a RewardError with the function's name and the batch."""
+    batch = describe_batch(completions, prompts)
+    try:
+        yield
+    except RewardError as error:
+        raise RewardError([replace(problem, why=problem.why or batch) for problem in error.problems]) from error
+    except (Exception, SystemExit) as error:  # a reward function does not end a run
+        what = f"The reward {name} failed: {describe(error)}{user_line(error)}."
+        remedy = "Catch what can go wrong, and return None for an answer that cannot be scored."
+        raise RewardError(Problem(what, batch, remedy)) from error
+
+
+def call_reward(name: str, function: Callable[..., Any], completions: Sequence[Any], /, **columns: Any) -> Rewards:
+    """The rewards that a function returns, called as TRL calls it; a coroutine is awaited."""
+    n = len(completions)  # before the function can change the list
+    with reported(name, completions, columns.get("prompts")):
+        values = function(completions=completions, **columns)
+        if inspect.iscoroutine(values):
+            values = asyncio.run(values)
+        return as_rewards(name, values, n)
+
+
+def describe(error: BaseException) -> str:
+    """An exception as one short line."""
+    return " ".join("".join(format_exception_only(error)).split())[:300]
+
+
+def as_rewards(name: str, values: Any, n: int) -> Rewards:
+    """`values` as n rewards; None where the function gives no reward. Raises RewardError for anything else."""
+    listed = hasattr(values, "__iter__") and not isinstance(values, str | bytes | Mapping | Set)
+    if not listed or getattr(values, "ndim", 1) != 1:
+        raise _returned(name, values)
+    found = list(islice(values, n + 1))  # a generator may be endless
+    if len(found) != n:
+        count = f"more than {n}" if len(found) > n else len(found)
+        problem = f"The reward {name} returned {count} rewards for {n} answers."
+        raise RewardError(Problem(problem, remedy="Return one for each, in the same order."))
+    return [None if value is None else _number(name, value) for value in found]
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        if isinstance(value, str | bytes) or getattr(value, "ndim", 0) != 0:
+            raise TypeError
+        number = float(value)
+    except Exception:  # __float__ is the user's and may raise anything
+        raise _returned(name, value) from None
+    return number if math.isfinite(number) else NOT_FINITE
+
+
+def _returned(name: str, value: Any) -> RewardError:
+    problem = f"The reward {name} returned {type(value).__name__} {short_repr(value)}."
+    return RewardError(Problem(problem, remedy="Return one number per answer, or None for no reward."))
+
+
+# ── by path, in a process of its own ────────────────────────────────────────────────────────────────────────
 
 
 def is_user_function(name: str) -> bool:

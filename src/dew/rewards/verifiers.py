@@ -34,7 +34,7 @@ def has_verifier(name: str | None) -> bool:
 def verifier(name: str) -> "Verifier":
     """The verifier with that name."""
     if name not in VERIFIERS and has_verifier(name):
-        return resolve_name("dew.rewards.gym:gym_verifier")(name)
+        return resolve_name("dew.rewards.games:gym_verifier")(name)
     return _find("verifier", name, VERIFIERS)
 
 

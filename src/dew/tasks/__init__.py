@@ -6,11 +6,9 @@ from inspect import signature
 from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.base import Row, Task
-from dew.tasks.datasets import PRESETS, custom, named
-from dew.tasks.files import SUFFIXES, first_columns
-from dew.tasks.games import TINY, Countdown, Sums, model_folder
-from dew.tasks.gym import PREFIX, Gym
+from dew.tasks.datasets import PRESETS, Task, custom, named
+from dew.tasks.files import SUFFIXES, Row, first_columns
+from dew.tasks.games import PREFIX, TINY, Countdown, Gym, Sums, model_folder
 
 __all__ = ["TINY", "Countdown", "Row", "Sums", "Task", "model_folder", "task"]
 

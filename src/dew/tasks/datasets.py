@@ -1,4 +1,5 @@
-"""Data sets as tasks: well-known ones by name, any other by path, and the templates that turn problems into prompts.
+"""Tasks, sources of problems with a fixed split into training and held-out ones: data sets, well-known ones by name and
+any other by path, and the templates that turn problems into prompts. The other tasks are in games.py.
 
     task("gsm8k")     task("dapo17k", template="qwen-boxed", without=["math500", "amc23"])
     task("problems.parquet", problem="question", answer="gold")     task("chats.jsonl", prompt="messages")
@@ -8,15 +9,52 @@ A named set is looked up at `path`, then in the folder DEW_DATA (`gsm8k/train.js
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.base import Row, Split, check_split, last_message, split_of, without_overlap
-from dew.tasks.files import SUFFIXES, Read, columns, log, read_rows, row_key, split_files
+from dew.tasks.files import (
+    SUFFIXES,
+    Read,
+    Row,
+    columns,
+    last_message,
+    log,
+    read_rows,
+    row_key,
+    split_files,
+    without_overlap,
+)
+
+Split = Literal["train", "held_out"]
+HELD_OUT_SHARE = 1 / 8
+
+
+class Task(Protocol):
+    """Problems with gold answers. The verifier of the same name (`dew.rewards.verifier`) scores answers."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
+        """n distinct problems, determined by the arguments; fewer rows are a prefix of more."""
+        ...
+
+
+def split_of(key: Hashable) -> Split:
+    """The split of a problem, by a hash of what identifies it: independent of any seed."""
+    digest = blake2b(repr(key).encode(), digest_size=8).digest()
+    return "held_out" if int.from_bytes(digest) < HELD_OUT_SHARE * 2**64 else "train"
+
+
+def check_split(split: Split) -> Split:
+    if split not in ("train", "held_out"):
+        raise ConfigError(f"split={split!r}: a task has the splits 'train' and 'held_out'.")
+    return split
+
 
 # ── templates ───────────────────────────────────────────────────────────────────────────────────────────────
 STEP_BY_STEP = r"Please reason step by step, and put your final answer within \boxed{}."

@@ -9,14 +9,14 @@ import json
 import logging
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.files import is_plain
-from dew.tasks.base import Row, last_message
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 NOT_TRAIN = re.compile(r"(?i)(?<![a-z])(test|validation|valid|val|dev|eval|dataset_info|dataset_dict)(?![a-z])")
@@ -25,7 +25,12 @@ MAX_SHOWN = 5
 MAX_BYTES = 1 << 30
 """Of one row of JSON Lines or one JSON file, decompressed."""
 
+MIN_LENGTH = 16
+"""Shorter texts (in letters and digits) are too generic to count as the same problem: `1+1=?`."""
+
 log = logging.getLogger("dew.tasks")
+Row = dict[str, Any]
+"""One problem: `prompt`, gold `answer`, further gold columns, a worked `solution` if known."""
 RawRows = Iterator[tuple[str, Any]]
 """(file and line, row). An exception in place of the row: this line cannot be parsed."""
 Read = Callable[[Row], Row]
@@ -86,6 +91,28 @@ def row_key(row: Row, column: str) -> str:
     return " ".join((text if isinstance(text, str) else json.dumps(text)).split())
 
 
+def key(problem: str) -> str:
+    """A problem's letters and digits, in lower case."""
+    return re.sub(r"[\W_]+", "", normalize("NFKC", problem).lower())
+
+
+def without_overlap(train: Sequence[Row], *tests: Iterable[Row]) -> tuple[list[Row], int]:
+    """(the training rows that occur in none of the test sets, how many were removed).
+
+    Two problems are the same if their letters and digits are: white space, punctuation, case and LaTeX's backslashes
+    and braces are ignored, numbers are not. Paraphrased problems are not found: this removes copies, it does not prove
+    the absence of contamination.
+    """
+    seen = {k for test in tests for row in test if len(k := key(_problem(row))) >= MIN_LENGTH}
+    kept = [row for row in train if key(_problem(row)) not in seen]
+    return kept, len(train) - len(kept)
+
+
+def _problem(row: Row) -> str:
+    """The problem without its template, if the row has both."""
+    return str(last_message(row.get("problem", row.get("prompt", ""))))
+
+
 # ── columns ─────────────────────────────────────────────────────────────────────────────────────────────────
 def columns(
     problem: str = "problem", answer: str = "answer", keep: Iterable[str] = (), prompt: str | None = None
@@ -104,6 +131,13 @@ def columns(
         return {ours: last_message(_cell(raw, theirs)) for ours, theirs in named.items()}
 
     return read
+
+
+def last_message(value: Any) -> Any:
+    """The text of the last message of a chat; any other value unchanged."""
+    if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
+        return value[-1]["content"]
+    return value
 
 
 def _cell(raw: Row, name: str) -> Any:

@@ -151,12 +151,12 @@ class LoraPolicies:
     refills = True
 
     def __init__(
-        self, base: Base, prompts: Callable[[int], Sequence[int]], seeds: Sequence[int], rates: Tensor,
+        self, base: Base, prompts: Sequence[Sequence[int]], seeds: Sequence[int], rates: Tensor,
         settings: LoraSettings, ended: Callable[[Sequence[int], Tensor], None] | None = None,
         sum_sq: bool = False,
     ) -> None:  # fmt: skip
-        """`prompts` gives the token ids of a problem by its number; `ended` is told of problems and answers as these
-        end; `sum_sq`: some run reads Σπ²."""
+        """`prompts`: token ids of each problem; `ended` is told of problems and answers as these end; `sum_sq`: some
+        run reads Σπ²."""
         self.ended = ended
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
@@ -175,7 +175,7 @@ class LoraPolicies:
         (R, P), (B, T) = problems.shape[:2], uniforms.shape[1:3]
         numbers = problems[..., 0].repeat_interleave(B // P, 1)
         asked = numbers.flatten().tolist()
-        prompts, owners = [self.prompts(i) for i in asked], [i for i in range(R) for _ in range(B)]
+        prompts, owners = [self.prompts[i] for i in asked], [i for i in range(R) for _ in range(B)]
         if self.decoder.affordable(max(map(len, prompts)), T) < R:
             raise torch.OutOfMemoryError("The cache of one answer of each run does not fit.")
         rows = max(R * self.settings.answers, AT_ONCE)
@@ -193,7 +193,7 @@ class LoraPolicies:
     def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
         """As many columns of rows in each as have `pass_tokens` tokens, and at least one."""
         numbers = problems[..., 0].tolist()
-        prompts = torch.tensor([[len(self.prompts(i)) for i in row] for row in numbers], device=lengths.device)
+        prompts = torch.tensor([[len(self.prompts[i]) for i in row] for row in numbers], device=lengths.device)
         columns = torch.where(lengths > 0, prompts + lengths, 0).sum(0).tolist()
         found, first, size = [], 0, 0
         for i, tokens in enumerate(columns):
@@ -207,7 +207,7 @@ class LoraPolicies:
         """(R, b, T) log π of the tokens where the mask is True, and their entropies, without gradient."""
         (R, b, T), device = tokens.shape, self.device
         numbers, lengths = torch.stack([problems[..., 0], mask.sum(-1)]).flatten(1).tolist()  # the only wait
-        texts = {i: self.prompts(i) for i in numbers}
+        texts = {i: self.prompts[i] for i in numbers}
         first = dict(zip(texts, accumulate(map(len, texts.values()), initial=0), strict=False))
         text = torch.tensor([token for ids in texts.values() for token in ids], device=device)
         sizes = [

@@ -1,13 +1,14 @@
-"""Train a stack of runs: sample, judge, give credit, update, record. Credit and loss are the algorithm's own.
+"""Train a stack of runs: sample, judge, give credit, update, record, evaluate. Credit and loss are the algorithm's own.
 
 Runs with the same seed get the same problems and the same random numbers, whatever their arm. A run's numbers do not
 depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number
 of replicas, or of rows that train, is another.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,9 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.credit import grpo_advantages, has_signal
-from dew.engines.lab.arms import Arm
-from dew.engines.lab.evaluation import CORRECT, solve
+from dew.engines.lab.arms import TRAINED, Arm, teams
 from dew.engines.lab.study_settings import Settings
 from dew.engines.lab.tasks import Answers, GeneratedTask, Problems, generator, uniforms
-from dew.engines.lab.team import TRAINED, teams
 from dew.engines.lab.tiny import TinyPolicies
 from dew.rollouts import Rollouts
 from dew.run.records import AnswerRecord, GroupRecord, Json
@@ -28,9 +27,10 @@ if TYPE_CHECKING:
     from dew.engines.lab.lora import LoraPolicies
     from dew.engines.lab.text import TextTask
 
-
 RECORDED = 2
 """Groups in a record."""
+CORRECT = 0.5
+"""An answer with a larger reward counts as correct in metrics and evaluations."""
 
 
 @dataclass(frozen=True)
@@ -238,3 +238,37 @@ def group_records(
         prompt, gold = task.describe(problems[p])
         found.append(GroupRecord(step, p, prompt, answers, gold, algorithm.name, asdict(algorithm)))
     return found
+
+
+# ── scores: answers to held-out problems, and means over metrics ────────────────────────────────────────────
+def solve(
+    task: "GeneratedTask | TextTask", sample: Callable[[Tensor, Tensor], Answers], problems: Problems, k: int,
+    rows: int, noise: Callable[[str, int], Tensor],
+) -> Tensor:  # fmt: skip
+    """(R, N, k) whether k answers to each of N problems are correct, about `rows` answers of a replica at once.
+
+    `noise`: a purpose and a number of answers -> the uniform numbers that decide their tokens.
+    """
+    found = []
+    each = max(1, rows // k)
+    for i in range(0, len(problems.facts), each):
+        part = problems[i : i + each]
+        drawn = noise(f"held-out/{i}", len(part.facts) * k)
+        prompt, facts = (x.expand(len(drawn), *x.shape) for x in (part.prompt, part.facts))
+        found.append((task.rewards(sample(prompt, drawn), facts) > CORRECT).unflatten(1, (-1, k)))
+    return torch.cat(found, 1)
+
+
+def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, float]:
+    """The scores of a run; docs/lab.md defines them. `averaged`: over all evaluations, else of the last."""
+    last = metrics[-max(1, len(metrics) // 6) :]
+
+    def mean(lines: Sequence[Json], name: str) -> float:
+        return round(fmean(line[name] for line in lines if name in line), 6)
+
+    scores = {"area": mean(metrics, "accuracy"), "final": mean(last, "accuracy")}
+    passes = [name for name in metrics[-1] if name.startswith("eval/")]
+    scores |= {name.removeprefix("eval/"): mean(metrics if averaged else metrics[-1:], name) for name in passes}
+    others = {"entropy": "entropy", "length": "length/mean", "truncated": "length/truncated_share", "kl": "kl"}
+    scores |= {score: mean(last, name) for score, name in others.items() if name in metrics[-1]}
+    return scores | {"flipped": mean(metrics, "credit/flipped_share")}

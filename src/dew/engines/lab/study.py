@@ -23,11 +23,9 @@ import torch
 from torch import Tensor
 
 from dew.compare import Result
-from dew.compare.grid import Cell, open_grid
-from dew.compare.results import run_folders
+from dew.compare.grid import Cell, open_grid, run_folders
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.evaluation import scores_of
-from dew.engines.lab.stack import Replica, Stack
+from dew.engines.lab.stack import Replica, Stack, scores_of
 from dew.engines.lab.study_settings import LoraSettings, Settings, TinySettings
 from dew.engines.lab.summary import load_study
 from dew.engines.lab.tasks import VOCABULARY, GeneratedTask, get_task
@@ -146,7 +144,7 @@ def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> 
 
     def policies(replicas: Sequence[Replica]) -> LoraPolicies:
         seeds, squares = [x.seed for x in replicas], any(x.arm.algorithm.needs_sum_sq for x in replicas)
-        return LoraPolicies(base, task.prompt, seeds, _rates(replicas, device), settings, ended, squares)
+        return LoraPolicies(base, task.prompts, seeds, _rates(replicas, device), settings, ended, squares)
 
     return Start(policies, task, {"digest": base.digest, "model": about["model"]}, *base.memory(settings))
 

@@ -5,15 +5,20 @@ from pathlib import Path
 from statistics import fmean, variance
 
 from dew.compare import Difference, Result, corrected, paired, read_result, verdicts
-from dew.compare.grid import read_grid
-from dew.compare.results import main_scores, run_folders
+from dew.compare.grid import main_scores, read_grid, run_folders
 from dew.compare.statistics import seeds_needed
 from dew.compare.verdicts import difference_table, markdown_table, table_note
 from dew.errors import ConfigError, Problem, RecordError, unknown
 from dew.run.folder import RunFolder
 from dew.run.records import Json
 
-COMPARE = ("baseline", "best", "control", "placebo")
+COMPARE = {
+    "baseline": "",
+    "best": "Each arm at its best learning rate:\n\n",
+    "control": "Against the same rule without weights:\n\n",
+    "placebo": "Against the same weights on permuted tokens:\n\n",
+}
+"""What arms are compared with, and the heading of its table."""
 OTHERS = ("entropy", "length", "flipped")
 """Scores that are shown without differences."""
 
@@ -111,13 +116,7 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     means = {name: [fmean(r.scores[s] for r in runs) for s in [*scores, *OTHERS]] for name, runs in points.items()}
     rows = [[name, str(len(points[name])), *(f"{x:.3f}" for x in mean)] for name, mean in means.items()]
     yield markdown_table(["arm", "seeds", *scores, *OTHERS], rows)
-    compared = {
-        "baseline": "",
-        "best": "Each arm at its best learning rate:\n\n",
-        "control": "Against the same rule without weights:\n\n",
-        "placebo": "Against the same weights on permuted tokens:\n\n",
-    }
-    for compare, heading in compared.items():
+    for compare, heading in COMPARE.items():
         found = [d for score in scores for d in differences(results, task, score, compare)]
         if found and (several_rates or compare != "best"):
             yield heading + difference_table(found)

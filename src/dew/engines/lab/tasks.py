@@ -96,13 +96,14 @@ class GeneratedTask:
         return self.verdict(tokens.flatten(0, 1), facts.flatten(0, 1)).view(tokens.shape[:2]).float()
 
     def symbols(self, tokens: Sequence[int]) -> list[str]:
-        return symbols(tokens)
+        """The text of each token."""
+        return [[*CHARACTERS, "<end>", "", ""][token] for token in tokens]
 
     def ends(self, token: int) -> bool:
         return token == EOS
 
     def describe(self, problem: Problems) -> tuple[str, str]:
-        return "".join(symbols(problem.prompt.tolist())), str(int(problem.facts[-1]))
+        return "".join(self.symbols(problem.prompt.tolist())), str(int(problem.facts[-1]))
 
 
 def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generator:
@@ -115,11 +116,6 @@ def uniforms(keys: Sequence[tuple[object, ...]], *shape: int, device: torch.devi
     """(S, *shape) uniform numbers, those of each of S keys."""
     random = (generator(*key, device=device) for key in keys)
     return torch.stack([torch.rand(shape, generator=g, device=device) for g in random])
-
-
-def symbols(tokens: Sequence[int]) -> list[str]:
-    """The text of each token."""
-    return [[*CHARACTERS, "<end>", "", ""][token] for token in tokens]
 
 
 def get_task(name: str) -> GeneratedTask:

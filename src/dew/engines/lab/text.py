@@ -16,9 +16,8 @@ from dew.engines.lab.lora import Base
 from dew.engines.lab.tasks import Answers, Problems, by_answer
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, load_reward, reward, verifier
-from dew.rewards.calls import NOT_FINITE
 from dew.rewards.process import Process, ProcessFailed
-from dew.rewards.user_function import is_user_function
+from dew.rewards.user_function import NOT_FINITE, is_user_function
 from dew.rewards.verifiers import has_verifier
 from dew.rewards.worker import encode
 from dew.tasks import Row, task
@@ -45,27 +44,14 @@ class TextTask:
         self.name, self.base, self.tokens = source.name, base, tokens
         self.judge = _judge(self.name, reward_func)
         splits = [source.rows(MOST, split="train"), source.rows(held_out, split="held_out")]
-        kept = [[row for row in rows if self._fits(row)] for rows in splits]
+        given = [[(row, prompt_ids(base.tokenizer, row["prompt"])) for row in rows] for rows in splits]
+        kept = [[pair for pair in pairs if len(pair[1]) <= MAX_PROMPT] for pairs in given]
         if not all(kept):
             what = f"{name}: no problems for {'training' if not kept[0] else 'the evaluation'}."
             raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
-        self.rows, self.trained = kept[0] + kept[1], len(kept[0])
-        self._cache: dict[int, list[int]] = {}
+        self.rows, self.prompts = zip(*kept[0], *kept[1], strict=True)
+        self.trained = len(kept[0])
         self._thread, self._early = ThreadPoolExecutor(1), list[Future[dict[Key, float]]]()
-
-    def _fits(self, row: Row) -> bool:
-        """A token has at least one byte, so that few prompts have to be tokenized."""
-        short = len(prompt_text(self.base.tokenizer, row["prompt"]).encode()) < MAX_PROMPT
-        return short or len(self._ids(row)) <= MAX_PROMPT
-
-    def _ids(self, row: Row) -> list[int]:
-        return prompt_ids(self.base.tokenizer, row["prompt"])
-
-    def prompt(self, number: int) -> list[int]:
-        """Token ids of a problem's prompt."""
-        if number not in self._cache:
-            self._cache[number] = self._ids(self.rows[number])
-        return self._cache[number]
 
     def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
         """n different training problems from each generator."""

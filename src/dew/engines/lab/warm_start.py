@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dew.engines.lab.evaluation import solve
+from dew.engines.lab.stack import solve
 from dew.engines.lab.tasks import PAD, GeneratedTask, generator, uniforms
 from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy, sample
 from dew.files import write_atomically

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
-from dew.rewards.calls import Rewards, as_rewards, call_reward, reported, reward_name
-from dew.rewards.user_function import TIMEOUT, required_columns
+from dew.rewards.user_function import TIMEOUT, Rewards, as_rewards, call_reward, reported, required_columns, reward_name
 
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 
