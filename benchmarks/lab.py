@@ -97,9 +97,7 @@ def main() -> None:
     ]
     with numerics():
         began = time.perf_counter()
-        start, facts = warm_start(
-            TASKS["countdown-4"], options.width, options.depth, device, cache_folder("lab"), print
-        )
+        start, facts = warm_start(TASKS["countdown-4"], settings, device, cache_folder("lab"), print)
         print(f"warm start: {time.perf_counter() - began:.0f} s", facts, flush=True)
         for replicas in map(int, options.replicas.split(",")):
             try:

@@ -618,9 +618,9 @@ def test_training_makes_the_chosen_gpu_the_current_one(easy, tmp_path, monkeypat
         study(["dapo"], output=tmp_path / "out", **easy | {"device": "cuda:1"})
 
 
-def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):
+def test_warm_starts_are_kept_and_damaged_ones_trained_again(easy, tmp_path):
     said = []
-    start = partial(warm.warm_start, EASY, 32, 2, "cpu", tmp_path, said.append)
+    start = partial(warm.warm_start, EASY, TinySettings(width=32, depth=2), "cpu", tmp_path, said.append)
     first = start()[1]
     said.clear()
     assert start()[1] == first and not said
@@ -630,6 +630,8 @@ def test_a_damaged_warm_start_is_trained_again(easy, tmp_path):
     assert "damaged" in said[0] and again == first  # training is deterministic
     said.clear()
     assert start()[1] == first and not said
+    other = warm.warm_start(EASY, TinySettings(width=32, depth=2, start=1), "cpu", tmp_path, said.append)[1]
+    assert other["digest"] != first["digest"] and start()[1] == first
 
 
 # ── differences ─────────────────────────────────────────────────────────────────────────────────────────────

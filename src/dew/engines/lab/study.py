@@ -126,7 +126,7 @@ def study(
 
 def _small_policies(settings: Any, device: str, say: Say, name: str) -> Start:
     task = get_task(name)
-    parameters, facts = warm_start(task, settings.width, settings.depth, device, cache_folder("lab"), say)
+    parameters, facts = warm_start(task, settings, device, cache_folder("lab"), say)
     say(f"{name}: starts at pass@1 {facts['pass@1']:.3f}, pass@16 {facts['pass@16']:.3f}.")
 
     def policies(replicas: Sequence[Replica]) -> TinyPolicies:

@@ -28,7 +28,7 @@ class Settings:
     """Evaluations on held-out problems, the last one at the end."""
 
     def __post_init__(self) -> None:
-        least = {"group_size": 2, "width": 8, "alpha": 0.01}
+        least = {"group_size": 2, "width": 8, "alpha": 0.01, "start": 0}
         wrong = wrong_types(self) or [
             f"{f.name}={getattr(self, f.name)}: give at least {least.get(f.name, 1)}."
             for f in fields(self)
@@ -61,6 +61,8 @@ class TinySettings(Settings):
     width: int = 128
     depth: int = 3
     """Layers of the policy."""
+    start: int = 0
+    """Which warm start: other initial weights and another order of demonstrations."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dew.engines.lab.stack import solve
+from dew.engines.lab.study_settings import TinySettings
 from dew.engines.lab.tasks import PAD, GeneratedTask, generator, uniforms
 from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy, sample
 from dew.files import write_atomically
@@ -30,10 +31,11 @@ FORMAT = 2
 
 
 def warm_start(
-    task: GeneratedTask, width: int, depth: int, device: str, folder: Path, say: Callable[[str], None]
+    task: GeneratedTask, settings: TinySettings, device: str, folder: Path, say: Callable[[str], None]
 ) -> WarmStart:
     """From the cache, else trained and put there."""
-    path = folder / f"{task.name}-width{width}-depth{depth}-format{FORMAT}.pt"
+    number = f"-start{settings.start}" if settings.start else ""
+    path = folder / f"{task.name}-width{settings.width}-depth{settings.depth}{number}-format{FORMAT}.pt"
     if path.exists():
         found = _read(path)
         if found is not None:
@@ -42,7 +44,7 @@ def warm_start(
     folder.mkdir(parents=True, exist_ok=True)  # now, not after training
     say(f"{task.name}: training the policy that all runs start from, once for each task and size; kept in {folder}.")
     say(f"Most tasks take 700 to {MAX_STEPS:,} steps.")
-    parameters, scores = _train(task, width, depth, device, say)
+    parameters, scores = _train(task, settings, device, say)
     digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in parameters.values())).hexdigest()[:12]
     content = io.BytesIO()
     torch.save(parameters, content)
@@ -63,13 +65,14 @@ def _read(path: Path) -> WarmStart | None:
         return None
 
 
-def _train(task: GeneratedTask, width: int, depth: int, device: str, say: Callable[[str], None]) -> WarmStart:
-    parameters = new_policy(width, depth, task.prompt_length + task.tokens, generator(task.name, "weights"))
+def _train(task: GeneratedTask, settings: TinySettings, device: str, say: Callable[[str], None]) -> WarmStart:
+    key, length = (task.name, settings.start) if settings.start else (task.name,), task.prompt_length + task.tokens
+    parameters = new_policy(settings.width, settings.depth, length, generator(*key, "weights"))
     parameters = {name: p.to(device).requires_grad_() for name, p in parameters.items()}
     adam = torch.optim.Adam(parameters.values(), lr=RATE, betas=(0.9, 0.99), fused=device != "cpu")
     problems = task.problems(DEMONSTRATIONS, generator("demonstrations"), device=device)[0]
     rows = torch.cat([problems.prompt, problems.demonstration], 1)
-    order = generator(task.name, "order", device=device)
+    order = generator(*key, "order", device=device)
     probe = task.problems(PROBED, generator("probe"), device=device)[0]
     answers = partial(sample, parameters)
 
