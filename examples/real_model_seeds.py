@@ -190,7 +190,7 @@ def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
 
     For each template the smallest limit that cuts off at most 15 %; of these the one with the most correct answers.
     """
-    from dew.cli.models import load_model
+    from dew.cli.evaluate import load_model
     from dew.compare import evaluate as score
     from dew.rewards import verifier
     from dew.tasks import task

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import count
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json, show_markdown
+from dew.cli.console import out, show_markdown
 from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run
 from dew.cli.runs import Child, followed, run_all
 from dew.errors import ConfigError, Problem
@@ -47,7 +47,6 @@ def compare(
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/compare-RECIPE).")] = None,
     untrusted: Untrusted = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare algorithms over several seeds.
 
@@ -68,7 +67,7 @@ def compare(
     folder, baseline = folder or Path("runs") / f"compare-{recipe.stem}", next(iter(names))
     at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
     with lock(folder):
-        results = train_grid(run, folder, names, range(first_seed, first_seed + seeds), at_once, quiet=as_json)
+        results = train_grid(run, folder, names, range(first_seed, first_seed + seeds), at_once)
         differences = compare_runs(results, baseline)
         text = summary(results, differences)
         content = {
@@ -81,9 +80,6 @@ def compare(
         write_atomically(folder / "compare.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
         write_atomically(folder / "compare.md", text.encode())
         page = build([folder])
-    if as_json:
-        print_json(content)
-        return
     out.print()
     show_markdown(text)
     out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}")
@@ -117,9 +113,8 @@ def without_per_run(run: Run, typed: Typed) -> Run:
 
 
 def train_grid(
-    run: Run, folder: Path, algorithms: Mapping[str, str], seeds: Sequence[int], parallel: int, *, quiet: bool = False,
-    every: int = 0,
-) -> list["Result"]:  # fmt: skip
+    run: Run, folder: Path, algorithms: Mapping[str, str], seeds: Sequence[int], parallel: int, *, every: int = 0
+) -> list["Result"]:
     """Train every algorithm (label -> what `--algorithm` takes) with every seed and read the results.
 
     Finished runs are kept. `every`: print a line for so many steps of each run; 0: when a run ends.
@@ -128,24 +123,23 @@ def train_grid(
     from dew.compare import read_result
     from dew.compare.grid import Cell, open_grid
 
-    say: Callable[[str], None] = (lambda _: None) if quiet else out.print
     sources = {name: source_digest(type(parse_algorithm(word))) for name, word in algorithms.items() if ":" in word}
     cells = [Cell(name, seed, source=sources.get(name, "")) for seed in seeds for name in algorithms]
-    todo = open_grid(folder, cells, run.to_dict(), say=say)  # seed by seed: early results are balanced
+    todo = open_grid(folder, cells, run.to_dict(), say=out.print)  # seed by seed: early results are balanced
     write_atomically(folder / CONFIG, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())
     children = [_child(folder, cell, algorithms[cell.arm]) for cell in todo]
     cell_of = {folder / cell.home: cell for cell in todo}
     total, at_once = len(cells), f", {min(parallel, len(todo))} at a time" if todo else ""
-    say(f"{total} run{'s' * (total > 1)}: {total - len(todo)} finished, {len(todo)} to do{at_once}")
+    out.print(f"{total} run{'s' * (total > 1)}: {total - len(todo)} finished, {len(todo)} to do{at_once}")
     if todo and not every:
-        say(f"To follow them: dew view {folder}")
+        out.print(f"To follow them: dew view {folder}")
     numbers = count(total - len(todo) + 1)
 
     def ended(child: Child) -> None:
         RunFolder(child.folder).write_run(cell_of[child.folder].facts())
         child.view.poll()
         if not every:
-            say(f"[{next(numbers)}/{total}] {child.view.line()}")
+            out.print(f"[{next(numbers)}/{total}] {child.view.line()}")
 
     with followed([child.view for child in children], every) if every else nullcontext():
         run_all(children, parallel, ended=ended, advice="Re-run the same command to resume.")
