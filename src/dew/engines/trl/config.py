@@ -115,18 +115,16 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def batches(self) -> Batches:
         return batches(self)
 
-    def misaligned(self) -> Problem | None:
-        batches = self.batches
-        return batches.misaligned("steps_per_generation", self.per_device_train_batch_size * batches.processes)
-
-    def filtered_sampling(self) -> Problem | None:
-        """Sampling settings with which vLLM's probabilities are not the policy's."""
+    def warnings(self) -> list[Problem]:
+        """What works, but probably not as meant."""
+        unit = self.per_device_train_batch_size * self.batches.processes
+        found = [self.batches.misaligned("steps_per_generation", unit)]
         limits = {"top_p": self.top_p not in (None, 1), "top_k": (self.top_k or 0) > 0, "min_p": bool(self.min_p)}
         given = ", ".join(f"{name}={getattr(self, name)}" for name, limited in limits.items() if limited)
-        if not self.use_vllm or not given:
-            return None
-        why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
-        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0.")
+        if self.use_vllm and given:
+            why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
+            found.append(Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0."))
+        return [problem for problem in found if problem is not None]
 
     def _read_algorithm(self) -> list[Problem]:
         """The name and a mapping of settings, where they were given as JSON, `gtpo(alpha2=0.5)` or an object."""

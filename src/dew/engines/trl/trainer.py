@@ -93,9 +93,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
         metrics.shorten_log_lines(self)
-        for problem in (args.misaligned(), args.filtered_sampling()):
-            if problem is not None and self.accelerator.is_main_process:
-                logger.warning("%s", problem)
+        for problem in args.warnings() if self.accelerator.is_main_process else []:
+            logger.warning("%s", problem)
 
     @property
     def sharded(self) -> bool:
