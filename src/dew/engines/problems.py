@@ -1,16 +1,12 @@
 """The problems that a run trains and is evaluated on, and the verifier that scores them, the same on every engine."""
 
 import logging
-from typing import TYPE_CHECKING, Any
 
 from dew.errors import ConfigError, Problem
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import has_verifier
-from dew.run.config import Run, Scoring
+from dew.run.config import Run
 from dew.tasks import Row, Task, task
-
-if TYPE_CHECKING:
-    from dew.compare import Scores
 
 HELD_OUT = 64
 logger = logging.getLogger("dew")
@@ -38,23 +34,6 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
 
 def held_out_rows(run: Run, source: Task) -> list[Row]:
     return source.rows(run.scores.problems if run.scores else HELD_OUT, split="held_out")
-
-
-def evaluate_run(
-    run: Run, model: Any, tokenizer: Any, *, max_new_tokens: int, seed: int, reward: Any = None, threshold: float = 0.5
-) -> "Scores":
-    """pass@k and mean@k on held-out problems; without a verifier, a `reward` above `threshold` is correct."""
-    from dew.compare import evaluate
-
-    assert run.task is not None
-    scoring, judge = run.scores or Scoring(), verifier_of(run) or reward
-    if judge is None:
-        what = "scores: neither a verifier nor a reward function decides which held-out answers are correct."
-        raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
-    source, limit = task(run.task, **run.task_settings), scoring.max_new_tokens or max_new_tokens
-    sampling: dict[str, Any] = {"k": scoring.k, "temperature": scoring.temperature, "max_new_tokens": limit}
-    sampling |= {"n_problems": scoring.problems, "seed": seed, "threshold": threshold}
-    return evaluate(model, tokenizer, source, judge, **sampling)
 
 
 def verifier_of(run: Run) -> Verifier | None:
