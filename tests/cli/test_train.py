@@ -18,11 +18,10 @@ from torch import nn
 
 import trl_tiny
 from dew.cli import app, train
-from dew.engines.problems import training_rows
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
-from dew.run.config import make_run, read_run, to_yaml
+from dew.run.config import make_run, read_run, to_yaml, training_rows
 from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,6 @@ from trl import rewards as trl_rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.compare import evaluate
-from dew.engines.problems import held_out_rows, training_rows, verifier_of
 from dew.engines.trl.checkpoints import last_good
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
@@ -33,7 +32,7 @@ from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
-from dew.run.config import Run, check_keys, find_model, to_yaml
+from dew.run.config import Run, check_keys, find_model, held_out_rows, to_yaml, training_rows, verifier_of
 from dew.run.folder import RUN_AGAIN, RunFolder
 from dew.run.permission import check_permission
 from dew.tasks import task
