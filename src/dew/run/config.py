@@ -17,7 +17,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, RecordError, did_you_mean
+from dew.errors import ConfigError, Problem, did_you_mean
 from dew.files import read_whole
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import has_verifier
@@ -231,6 +231,7 @@ def verifier_of(run: Run) -> Verifier | None:
 
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
 MAX_SIZE = 200_000
+"""Bytes of a file: reading many keys takes long."""
 
 
 class _Constructor(SafeConstructor):
@@ -244,9 +245,7 @@ for _tag in ("timestamp", "value"):
 def read_yaml(path: str | Path) -> Settings:
     path = Path(path)
     try:
-        text = read_whole(path, 4 * MAX_SIZE).decode("utf-8-sig")
-    except RecordError as error:
-        raise ConfigError(error.problems) from None
+        text = read_whole(path, MAX_SIZE).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read ({reason}).") from None
@@ -255,8 +254,6 @@ def read_yaml(path: str | Path) -> Settings:
 
 def parse_yaml(text: str, source: str = "config") -> Settings:
     """The mapping in a YAML text: `1e-6` is a number, `no` a word, a key given twice an error."""
-    if len(text) > MAX_SIZE:
-        raise ConfigError(f"{source}: {len(text):,} characters; a config has at most {MAX_SIZE:,}.")
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
