@@ -10,13 +10,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from dew import list_algorithms
-from dew.algorithms import (
-    DEFAULT_ALGORITHM,
-    ENGINE_ALGORITHM,
-    Algorithm,
-    get_algorithm,
-    split_algorithm,
-)
+from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, get_algorithm, split_algorithm
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
