@@ -3,14 +3,10 @@
     python scripts/benchmark.py status                        what is finished and what is missing
     python scripts/benchmark.py run STAGE [TASK ...] --model FOLDER --limit-seconds 500
     python scripts/benchmark.py page                          docs/benchmark-results.md and its images
-    python scripts/benchmark.py own --rules rules.py:Mine     your own rules: benchmark.md and .svg in runs/benchmark
 
 `run` trains the next runs of a stage for about that long, and adds them to --data as an archive. Re-run the same
 command until nothing is missing. A stack that was interrupted continues if --work is still there. Once you have seen
 how many runs fit into the time, --runs-at-once saves measuring larger stacks.
-`own` chooses the learning rate of your rules and of DAPO as in stage 1, unless --learning-rate gives one, trains them
-with their placebos and controls as in stage 2 on task A, and adds their rows to the table. With --quick it is a trial
-of minutes on two cores.
 Stages: start, replication, stage1, screen, stage2, stage3; the later ones follow from the earlier ones' results. Data
 sets are those of `dew train` (DEW_DATA). --model is for tasks with the same model; its folder should have the model's
 name.
@@ -22,7 +18,6 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import chdir
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -30,12 +25,10 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from dew.compare import Difference, Result, corrected, paired, verdicts
+from dew.compare import Difference, Result, corrected, paired
 from dew.compare.results import run_folders
 from dew.compare.statistics import SIGNIFICANT, Interval
 from dew.compare.verdicts import markdown_table, signed
-from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.study_settings import QUICK
 from dew.engines.lab.summary import noise
 from dew.errors import ConfigError, DewError, Problem
 from dew.files import write_atomically
@@ -241,32 +234,6 @@ def write_page(data: Path, docs: Path = DOCS) -> None:
         (docs / "images" / name).write_text(image)
 
 
-def own(options: argparse.Namespace) -> None:
-    """Stage 1 for the learning rates of your rules, unless one is given, then stage 2 on its first task."""
-    folder, how = options.work, {"say": say, **({"model": options.model} if options.model else {})}
-    rates = options.learning_rate or list(b.RATES)
-    if options.quick:
-        how = {"model": "tiny", **how, "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
-        rates = options.learning_rate or [2e-3]
-    arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([b.BASELINE, *options.rules])}
-    typed = list(arms)
-    if len(rates) > 1:
-        tried = b.train("stage1", "A-train", typed, folder / "stage1", learning_rates=rates, **how)
-        best = {arm: max(of, key=of.__getitem__) for arm, of in b.rate_means(tried).items()}
-        typed = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
-    found = b.train("stage2", "A", typed, folder / "stage2", learning_rates=rates, controls=True, **how)
-    placebos = {arm: of[0].placebo for arm, of in b.by_arm(found).items() if arm in arms.values()}
-    alpha = b.alpha_of("stage2", "A", min(map(len, b.by_arm(found).values())))
-    rows = [replace(row, arm=f"{row.arm} (yours)") for row in b.compare(found, placebos, alpha=alpha)]
-    with TemporaryDirectory() as work:
-        others = b.stage_rows("stage2", "A", b.read(options.data, Path(work)))
-    said = verdicts([row.than_baseline["pass@1"] for row in rows if row.verdict])
-    text = "\n\n".join([*said, "Your rows are last.", b.table([*others, *rows]), b.ABOUT])
-    write_atomically(folder / "benchmark.md", f"{text}\n".encode())
-    write_atomically(folder / "benchmark.svg", b.forest({b.TASKS["A"].title: [*others, *rows]}).encode())
-    print(f"{text}\n\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")
-
-
 # ── the page ────────────────────────────────────────────────────────────────────────────────────────────────
 
 INTRODUCTION = """The plan is on [its own page](benchmark.md). `python scripts/benchmark.py page` writes this one from
@@ -393,24 +360,20 @@ settings of `dew` that did not go on; they have been removed since.
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["run", "status", "page", "own"])
+    parser.add_argument("command", choices=["run", "status", "page"])
     parser.add_argument("stage", nargs="?", choices=list(b.STAGES), default="start")
     parser.add_argument("tasks", nargs="*", metavar="TASK", help="default: all of the stage")
     parser.add_argument("--data", type=Path, default=b.COMMITTED, help="folder of archives (docs/results/benchmark)")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"), help="folder of the studies")
     parser.add_argument("--model", help="folder of the tasks' model (default: its name on the hub)")
-    parser.add_argument("--rules", nargs="+", help="of the stage, e.g. dapo dew gtpo (default: all); your own")
-    parser.add_argument("--learning-rate", nargs="+", type=float, help="of your own rules and of DAPO")
-    parser.add_argument("--quick", action="store_true", help="own: two seeds of a tiny model")
+    parser.add_argument("--rules", nargs="+", help="of the stage, e.g. dapo dew gtpo (default: all)")
     parser.add_argument("--limit-seconds", type=float, default=float("inf"))
     parser.add_argument("--runs-at-once", type=int, help="of a stack (default: as many as fit into memory and time)")
     options = parser.parse_args()
     known = b.STAGES[options.stage].seeds
     if not set(options.tasks) <= known.keys():
         parser.error(f"{options.stage} has the tasks {', '.join(known)}")
-    if options.command == "own" and not options.rules:
-        parser.error("own: name your rules, e.g. --rules rules.py:Mine")
-    commands = {"run": lambda: run(options), "own": lambda: own(options), "status": lambda: status(options.data)}
+    commands = {"run": lambda: run(options), "status": lambda: status(options.data)}
     try:
         commands.get(options.command, lambda: write_page(options.data))()
     except DewError as error:

@@ -197,13 +197,14 @@ def test_the_page_in_the_repository_is_that_of_the_committed_runs(tmp_path):
         assert (ROOT / "docs" / "images" / name).read_text() == image, "run scripts/benchmark.py page"
 
 
-def test_a_rule_of_your_own_joins_the_table(tmp_path, monkeypatch, small):
+def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
     """The rate is chosen as in stage 1, runs are those of stage 2, and its row is added to the committed ones."""
     for stage in ("start", "stage1", "stage1", "stage2"):
         plant(
             tmp_path / "planted", stage, "A-train" if stage != "stage2" else "A", by_rate if stage == "stage1" else gain
         )
     script.pack(tmp_path / "planted", tmp_path / "data")
+    monkeypatch.setattr(b, "COMMITTED", tmp_path / "data")
     calls = []
 
     def train(stage, task, arms, output, **how):
@@ -215,9 +216,8 @@ def test_a_rule_of_your_own_joins_the_table(tmp_path, monkeypatch, small):
     monkeypatch.setattr(b, "train", train)
     (tmp_path / "rules.py").write_text("from dew.algorithms import DAPO\n\nclass Mine(DAPO):\n    name = 'mine'\n")
     rule = f"{tmp_path / 'rules.py'}:Mine"
-    words = ["benchmark.py", "own", "--rules", rule, "--data", tmp_path / "data", "--work", tmp_path / "out"]
-    monkeypatch.setattr("sys.argv", [*map(str, words)])
-    script.main()
+    code, _, error = dew("lab", "--benchmark", rule, "--out", tmp_path / "out")
+    assert code == 0, error
     assert calls == [
         ("stage1", "A-train", ["dapo", rule], list(b.RATES), None),
         ("stage2", "A", ["dapo@4e-05", f"{rule}@8e-05"], list(b.RATES), True),
@@ -227,3 +227,5 @@ def test_a_rule_of_your_own_joins_the_table(tmp_path, monkeypatch, small):
         re.search(r"\| grpo_s .*\n(.*\n)*\| mine \(yours\) \| 8e-05 \| 5 \|", text) and "mine is ahead of dapo" in text
     )
     assert "mine (yours)" in (tmp_path / "out" / "benchmark.svg").read_text()
+    code, _, error = dew("lab", "--benchmark", rule, "--seeds", "3")
+    assert code != 0 and "its own task" in error

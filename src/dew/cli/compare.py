@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -159,6 +160,7 @@ def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
 
 
 # ── dew lab ─────────────────────────────────────────────────────────────────────────────────────────────────
+QUICK_RATE = 2e-3
 TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like. Use --seeds 8 or more for a verdict."
 
 
@@ -180,6 +182,7 @@ def lab(
     ] = False,
     settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
+    benchmark: Annotated[bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
 ) -> None:
     """Compare credit rules over many training runs, paired by seed.
@@ -191,6 +194,12 @@ def lab(
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
     if quick:
         out.print(TOO_FEW)
+    if benchmark:
+        if task or reward or seeds or first_seed or settings:
+            remedy = "Leave out all but --model, --learning-rate, --out and --quick."
+            raise ConfigError(Problem("--benchmark has its own task, seeds and settings.", remedy=remedy))
+        return _benchmark(arms or ["dew"], model, learning_rate, output, quick)
+    if quick:
         model, task = model or "tiny", task or ["countdown"]
     given = mapping(settings, example="{group_size: 8}")
     of_task = given.pop("task_settings", {})
@@ -203,7 +212,7 @@ def lab(
     found = study(
         arms or ["dapo", "dew"], output=folder, model=model, tasks=task or ["gsm8k" if model else "countdown-4"],
         reward=reward, task_settings=of_task, seeds=seeds or (2 if quick else 8), first_seed=first_seed,
-        learning_rates=learning_rate or [2e-3 if quick else 4e-5 if model else 5e-5], controls=controls,
+        learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5], controls=controls,
         settings=_settings(given, model, quick), say=out.print,
     )  # fmt: skip
     text = markdown(found)
@@ -222,3 +231,38 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
     if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
         raise ConfigError(wrong)
     return replace(kind, **given)
+
+
+def _benchmark(
+    rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
+) -> None:
+    """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
+    from dew.compare import verdicts
+    from dew.engines.lab.arms import parse_arms
+    from dew.engines.lab.study_settings import QUICK
+    from dew.report import benchmark
+
+    folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
+    how: dict[str, Any] = {"say": out.print, **({"model": model} if model else {})}
+    if quick:
+        how |= {"model": model or "tiny", "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
+    rates = rates or ([QUICK_RATE] if quick else list(benchmark.RATES))
+    arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([benchmark.BASELINE, *rules])}
+    texts = list(arms)
+    if len(rates) > 1:
+        tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
+        best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
+        texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
+    found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
+    placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
+    alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
+    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
+    with TemporaryDirectory() as work:
+        others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
+    note = "Your rows are last." if others else "No runs of the benchmark are here: these are yours alone."
+    said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
+    text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
+    write_atomically(folder / "benchmark.md", f"{text}\n".encode())
+    write_atomically(folder / "benchmark.svg", benchmark.forest({benchmark.TASKS["A"].title: [*others, *own]}).encode())
+    show_markdown(text)
+    out.print(f"\n{folder / 'benchmark.md'}\n{folder / 'benchmark.svg'}")

@@ -1,5 +1,5 @@
 """The benchmark of credit rules on language models: its settings, its committed runs, and the comparison with DAPO and
-with placebos as a table and a forest plot. `scripts/benchmark.py own` adds those of your own rules.
+with placebos as a table and a forest plot. `dew lab --benchmark` adds the rows of your own rules.
 
 docs/benchmark.md is the plan. A stage trains some arms on some tasks: the runs of a stage on a task are a study of the
 lab. DATA/STAGE-TASK/001.jsonl.gz, 002 and so on hold the files of their run folders, but no adapters and token records.
