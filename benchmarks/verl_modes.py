@@ -27,7 +27,7 @@ from statistics import fmean, median
 import verl_turns
 import yaml
 
-from dew.cli.recipes import names
+from dew.cli.flags import recipe_files
 from dew.compare.statistics import t_test
 from dew.engines.verl import data
 from dew.engines.verl.config import EXTERNAL
@@ -64,7 +64,7 @@ COLUMNS = {
 
 def read(args: argparse.Namespace, name: str) -> Run:
     """The recipe with this run's algorithm and mode, without checkpoints and validation."""
-    (algorithm, mode), path = RUNS[name], names().get(args.recipe, Path(args.recipe))
+    (algorithm, mode), path = RUNS[name], recipe_files().get(args.recipe, Path(args.recipe))
     own = {key: yaml.safe_load(value) for key, value in (word.split("=", 1) for word in args.overrides)}
     verl = {"trainer.logger": ["console", "file"], "trainer.v1.trainer_mode": mode or "sync", "trainer.save_freq": -1}
     changed = {

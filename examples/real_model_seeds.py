@@ -25,7 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from dew.cli.recipes import get
+from dew.cli.flags import recipe_file
 from dew.cli.runs import Child, run_all
 from dew.compare import Difference, Scores, corrected, paired
 from dew.compare.grid import AREA, Cell, open_grid
@@ -189,7 +189,7 @@ def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
 
     For each template the smallest limit that cuts off at most 15 %; of these the one with the most correct answers.
     """
-    from dew.cli.models import load_model
+    from dew.cli.evaluate import load_model
     from dew.compare import evaluate as score
     from dew.rewards import verifier
     from dew.tasks import task
@@ -417,7 +417,7 @@ def _main(options: argparse.Namespace, flags: list[str]) -> None:
         options.figure.write_text(figure(content))
         return
     if not options.table:
-        recipe = read_run(get(options.recipe))
+        recipe = read_run(recipe_file(options.recipe))
         choice = content["choice"] or {"task_settings": recipe.task_settings, "limit": None}
         settings = {
             "recipe": options.recipe,

@@ -66,7 +66,8 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-def read_whole(path: Path, most: int) -> bytes:
+def read_whole(path: Path, most: int = 1 << 30) -> bytes:
+    """The bytes of a regular file of at most `most`."""
     if not is_plain(path):
         raise RecordError(f"{path} is a {'folder' if path.is_dir() else 'pipe or a device'}, not a regular file.")
     if path.stat().st_size > most:

@@ -150,7 +150,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["report", ".", "--records", "x.jsonl"], 1, "run folders or --records, not both"),
         (["train", "tiny/countdown", "stray"], 1, "'stray' is not understood"),
         (["train", "tiny/countdown", "trainer.nnodes=2"], 1, "--engine verl"),
-        (["eval", "tiny", "--engine", "sglang"], 1, "transformers, vllm"),
+        (["eval", "tiny", "--engine", "sglang"], 2, "is not one of 'transformers', 'vllm'"),
         (["eval", "tiny", "--settings", "numbers"], 1, "not a mapping"),
         (["explain", "nowhere.jsonl"], 1, "cannot be read"),
     ],

@@ -14,7 +14,7 @@ import typer
 
 from dew.algorithms import get_algorithm
 from dew.cli import demo
-from dew.cli.recipes import get
+from dew.cli.flags import recipe_file
 from dew.cli.runs import Child, run_all
 from dew.errors import ConfigError, EngineError
 from dew.run.config import read_run
@@ -31,7 +31,7 @@ def test_what_many_seeds_say_is_read_from_the_file():
 
 
 def test_both_runs_of_the_demo_differ_in_the_algorithm_alone():
-    settings = read_run(get(demo.RECIPE)).settings["algorithm_kwargs"]
+    settings = read_run(recipe_file(demo.RECIPE)).settings["algorithm_kwargs"]
     baseline, rule = (get_algorithm(name, **settings) for name in demo.DEMO_RUNS)
     assert not baseline.dynamic_sampling  # else one of them could see more answers
     assert (baseline.ratio, baseline.reduce) == (rule.ratio, rule.reduce)

@@ -10,16 +10,18 @@ import sys
 import time
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from accelerate import Accelerator
+from torch import nn
 
 import trl_tiny
 from dew.cli import app, train
-from dew.engines.problems import evaluate_run, training_rows
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
-from dew.run.config import make_run, read_run, to_yaml
+from dew.run.config import make_run, read_run, to_yaml, training_rows
 from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 
 ROOT = Path(__file__).parents[2]
@@ -222,9 +224,10 @@ def test_own_data_and_rewards_are_scored_on_problems_that_the_run_left_out(dew, 
 
 def test_scores_need_a_verifier_or_a_reward_function(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')
-    run = make_run({"task": str(tmp_path / "own.jsonl"), "scores": True})
-    with pytest.raises(ConfigError, match=r"neither a verifier nor a reward function.*verifier: math"):
-        evaluate_run(run, None, None, max_new_tokens=4, seed=0)
+    own = {"task": str(tmp_path / "own.jsonl"), "scores": True, "output_dir": str(tmp_path)}
+    trainer = SimpleNamespace(accelerator=Accelerator(cpu=True), reward_funcs=[nn.Linear(1, 1)], outcome_index=0)
+    with pytest.raises(ConfigError, match=r"scores: a reward model.*verifier: math"):
+        launch._score(trainer, parse(make_run({**SMALL, **own})), "before", print)
 
 
 @pytest.mark.parametrize("saved", [True, False])

@@ -3,7 +3,7 @@ import math
 import pytest
 import yaml
 
-from dew.errors import ConfigError
+from dew.errors import ConfigError, DewError
 from dew.run.config import Run, Scoring, make_run, parse_yaml, read_run, to_yaml
 
 
@@ -88,7 +88,7 @@ def test_bad_values_get_advice(keys, says):
 def test_missing_files_are_named(tmp_path):
     with pytest.raises(ConfigError, match="No such file"):
         read_run(tmp_path / "none.yaml")
-    with pytest.raises(ConfigError, match="is a folder, not a regular file"):
+    with pytest.raises(DewError, match="is a folder, not a regular file"):
         read_run(tmp_path)
 
 

@@ -16,7 +16,7 @@ import dew.cli.preflight  # noqa: F401 adds the command
 import trl_tiny
 from dew.algorithms import GTPO
 from dew.cli.app import app
-from dew.cli.recipes import get
+from dew.cli.flags import recipe_file
 from dew.engines.trl.launch import parse
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem
@@ -350,7 +350,7 @@ def test_errors_become_checks():
 
 # ---- the plan of `dew train --dry-run` -----------------------------------------------------------
 def planned(name, **changed):
-    return machine.plan(parse(read_run(get(name), changed), dry=True))
+    return machine.plan(parse(read_run(recipe_file(name), changed), dry=True))
 
 
 def test_a_plan():

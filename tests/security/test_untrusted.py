@@ -122,10 +122,8 @@ TRL_FILE = {
 
 def test_an_ordinary_config_of_trl_is_trusted(here, tmp_path, dew):
     (here / "r.yaml").write_text(json.dumps({**SMALL, **TRL_FILE, "output_dir": f"{tmp_path}/elsewhere/run"}))
-    code, out, err = dew("train", here / "r.yaml", "--dry-run", "--json")
-    assert code == 0, err
-    found = json.loads(out)
-    assert found["report_to"] == "wandb" and found["push_to_hub"] is True
+    code, out, err = dew("train", here / "r.yaml", "--dry-run")
+    assert code == 0 and "report_to: wandb" in out and "push_to_hub: true" in out, err
     code, _, err = dew("train", here / "r.yaml", "--dry-run", "--untrusted")
     assert code == 1
     for name in ("reward_funcs", "report_to", "push_to_hub", "output_dir", "model_init_kwargs"):

@@ -117,7 +117,7 @@ REJECTED = {
         "grpo trains with False",
     ),
     "scaling": ({"algorithm": "gtpo", "scale_rewards": False}, "gtpo trains with 'group'"),
-    "80/20 rule": ({"algorithm": "gtpo", "top_entropy_quantile": 0.2}, "top_entropy_quantile=0.2 is not supported"),
+    "80/20 rule": ({"algorithm": "gtpo", "top_entropy_quantile": 0.2}, "quantile=0.2, but gtpo trains with 1.0"),
     "two-sided clip": ({"algorithm": "gtpo", "delta": 4.0}, "delta=4.0"),
     "objectives": (
         {"algorithm": "gtpo", "multi_objective_aggregation": "normalize_then_sum"},
@@ -141,7 +141,7 @@ def test_rejected(name, tmp_path):
 
 def test_every_problem_is_listed_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        tiny.config(tmp_path, algorithm="gtop", num_generations=3, entropy_coef=0.1, delta=1.0)
+        tiny.config(tmp_path, algorithm="gtpo", num_generations=3, temperature=0, entropy_coef=0.1, delta=1.0)
     assert len(caught.value.problems) == 4
     assert all(problem.remedy for problem in caught.value.problems)
 

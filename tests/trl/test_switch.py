@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig
 
 import trl_tiny as tiny
-from dew.cli.models import load_model
+from dew.cli.evaluate import load_model
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError

@@ -287,8 +287,6 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
     words = shlex.split("\n".join(lines))
     assert words[:3] == ["python", "-m", "dew.engines.verl.main"] and "data.train_batch_size=128" in words
     assert not list(tmp_path.iterdir())
-    as_json = json.loads(dew(*dry_run, "--json")[1])
-    assert as_json["command"][:3] == words[:3] and as_json["batches"]["prompts"] == 128
 
 
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
@@ -447,7 +445,7 @@ def fake_run(tmp_path, monkeypatch, capsys):
 
     def run(**changes):
         keys = {**SMALL, "output_dir": str(tmp_path / "run"), **changes}
-        train.train_on_verl(make_run(keys), {}, dry=False, overwrite=False, as_json=False, untrusted=False)
+        train.train_on_verl(make_run(keys), {}, dry=False, overwrite=False, untrusted=False)
         return RunFolder(tmp_path / "run")
 
     return run

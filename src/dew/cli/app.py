@@ -32,7 +32,7 @@ class Commands(typer.core.TyperGroup):
 
 app = typer.Typer(name="dew", cls=Commands, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "lab", "report", "recipes")
+COMMANDS = ("demo", "train", "preflight", "evaluate", "compare", "report")
 EXTRAS = {
     **dict.fromkeys(("scipy", "jinja2", "ruamel", "ruamel.yaml", "psutil", "packaging"), "cli"),
     **dict.fromkeys(("trl", "transformers", "accelerate", "peft", "datasets", "pyarrow", "safetensors"), "trl"),

@@ -1,22 +1,26 @@
-"""`dew compare`: several algorithms with several seeds each, and which differences are larger than noise."""
+"""Which differences between algorithms are larger than noise, over several seeds each.
+
+`dew compare` trains on TRL, one process per run; `dew lab` trains many small policies, or LoRA adapters, at once.
+"""
 
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json, show_markdown
-from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run
+from dew.cli.console import out, show_markdown
+from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run, mapping
 from dew.cli.runs import Child, followed, run_all
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, unknown
 from dew.files import write_atomically
 from dew.rewards.process import cores
 from dew.run.config import Run, to_yaml
@@ -47,7 +51,6 @@ def compare(
     parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/compare-RECIPE).")] = None,
     untrusted: Untrusted = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Compare algorithms over several seeds.
 
@@ -68,7 +71,7 @@ def compare(
     folder, baseline = folder or Path("runs") / f"compare-{recipe.stem}", next(iter(names))
     at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
     with lock(folder):
-        results = train_grid(run, folder, names, range(first_seed, first_seed + seeds), at_once, quiet=as_json)
+        results = train_grid(run, folder, names, range(first_seed, first_seed + seeds), at_once)
         differences = compare_runs(results, baseline)
         text = summary(results, differences)
         content = {
@@ -81,9 +84,6 @@ def compare(
         write_atomically(folder / "compare.json", json.dumps(content, indent=1, ensure_ascii=False).encode())
         write_atomically(folder / "compare.md", text.encode())
         page = build([folder])
-    if as_json:
-        print_json(content)
-        return
     out.print()
     show_markdown(text)
     out.print(f"\n{folder / 'compare.json'}\n{folder / 'compare.md'}\n{page}")
@@ -117,9 +117,8 @@ def without_per_run(run: Run, typed: Typed) -> Run:
 
 
 def train_grid(
-    run: Run, folder: Path, algorithms: Mapping[str, str], seeds: Sequence[int], parallel: int, *, quiet: bool = False,
-    every: int = 0,
-) -> list["Result"]:  # fmt: skip
+    run: Run, folder: Path, algorithms: Mapping[str, str], seeds: Sequence[int], parallel: int, *, every: int = 0
+) -> list["Result"]:
     """Train every algorithm (label -> what `--algorithm` takes) with every seed and read the results.
 
     Finished runs are kept. `every`: print a line for so many steps of each run; 0: when a run ends.
@@ -128,24 +127,23 @@ def train_grid(
     from dew.compare import read_result
     from dew.compare.grid import Cell, open_grid
 
-    say: Callable[[str], None] = (lambda _: None) if quiet else out.print
     sources = {name: source_digest(type(parse_algorithm(word))) for name, word in algorithms.items() if ":" in word}
     cells = [Cell(name, seed, source=sources.get(name, "")) for seed in seeds for name in algorithms]
-    todo = open_grid(folder, cells, run.to_dict(), say=say)  # seed by seed: early results are balanced
+    todo = open_grid(folder, cells, run.to_dict(), say=out.print)  # seed by seed: early results are balanced
     write_atomically(folder / CONFIG, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())
     children = [_child(folder, cell, algorithms[cell.arm]) for cell in todo]
     cell_of = {folder / cell.home: cell for cell in todo}
     total, at_once = len(cells), f", {min(parallel, len(todo))} at a time" if todo else ""
-    say(f"{total} run{'s' * (total > 1)}: {total - len(todo)} finished, {len(todo)} to do{at_once}")
+    out.print(f"{total} run{'s' * (total > 1)}: {total - len(todo)} finished, {len(todo)} to do{at_once}")
     if todo and not every:
-        say(f"To follow them: dew view {folder}")
+        out.print(f"To follow them: dew view {folder}")
     numbers = count(total - len(todo) + 1)
 
     def ended(child: Child) -> None:
         RunFolder(child.folder).write_run(cell_of[child.folder].facts())
         child.view.poll()
         if not every:
-            say(f"[{next(numbers)}/{total}] {child.view.line()}")
+            out.print(f"[{next(numbers)}/{total}] {child.view.line()}")
 
     with followed([child.view for child in children], every) if every else nullcontext():
         run_all(children, parallel, ended=ended, advice="Re-run the same command to resume.")
@@ -159,3 +157,111 @@ def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
     shutil.rmtree(home, ignore_errors=True)
     flags = ["--algorithm", algorithm, "--seed", str(cell.seed), "--output_dir", str(home)]
     return Child(["train", str(folder / CONFIG), *flags], home)
+
+
+# ── dew lab ─────────────────────────────────────────────────────────────────────────────────────────────────
+QUICK_RATE = 2e-3
+TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like. Use --seeds 8 or more for a verdict."
+
+
+@app.command()
+def lab(
+    arms: Annotated[list[str] | None, typer.Argument(help="dapo, gtpo(alpha2=0.5), gtpo@3e-5, rules.py:Class.")] = None,
+    model: Annotated[str | None, typer.Option(help="Train LoRA adapters on this model: folder or hub name.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8, -14; any with --model.")
+    ] = None,
+    reward: Annotated[str | None, typer.Option(help="With --model: a verifier, or file.py:function.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per arm (default 8); a verdict needs 5.")] = None,
+    first_seed: Annotated[int, typer.Option(min=0, help="First seed; use other seeds to confirm a result.")] = 0,
+    learning_rate: Annotated[
+        list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5; 4e-5 with --model).")
+    ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Add every weighted arm without weights, and with permuted ones.")
+    ] = False,
+    settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
+    benchmark: Annotated[bool, typer.Option("--benchmark", help="Train your rules as docs/benchmark.md does.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Two seeds of a tiny model: minutes on a CPU.")] = False,
+) -> None:
+    """Compare credit rules over many training runs, paired by seed.
+
+    The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
+    runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
+    """
+    if not arms and not quick:
+        raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
+    if quick:
+        out.print(TOO_FEW)
+    if benchmark:
+        if task or reward or seeds or first_seed or settings:
+            remedy = "Leave out all but --model, --learning-rate, --out and --quick."
+            raise ConfigError(Problem("--benchmark has its own task, seeds and settings.", remedy=remedy))
+        return _benchmark(arms or ["dew"], model, learning_rate, output, quick)
+    if quick:
+        model, task = model or "tiny", task or ["countdown"]
+    given = mapping(settings, example="{group_size: 8}")
+    of_task = given.pop("task_settings", {})
+    if not model and (reward or of_task):
+        remedy = "Name a model with --model, or leave it out."
+        raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
+    from dew.engines.lab import markdown, study
+
+    folder = output or Path("runs") / ("lab-quick" if quick else "lab")
+    found = study(
+        arms or ["dapo", "dew"], output=folder, model=model, tasks=task or ["gsm8k" if model else "countdown-4"],
+        reward=reward, task_settings=of_task, seeds=seeds or (2 if quick else 8), first_seed=first_seed,
+        learning_rates=learning_rate or [QUICK_RATE if quick else 4e-5 if model else 5e-5], controls=controls,
+        settings=_settings(given, model, quick), say=out.print,
+    )  # fmt: skip
+    text = markdown(found)
+    write_atomically(folder / "summary.md", f"{text}\n".encode())
+    out.print()
+    show_markdown(text)
+    out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+
+
+def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
+    """Those that were typed, and the defaults of the kind of policy."""
+    from dew.engines.lab.study_settings import QUICK, LoraSettings, TinySettings
+
+    kind = QUICK if quick else LoraSettings() if model else TinySettings()
+    known = [*(field.name for field in fields(kind)), "task_settings"]
+    if wrong := [unknown(f"--settings: {name!r} is not known.", name, known) for name in given if name not in known]:
+        raise ConfigError(wrong)
+    return replace(kind, **given)
+
+
+def _benchmark(
+    rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
+) -> None:
+    """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
+    from dew.compare import verdicts
+    from dew.engines.lab.arms import parse_arms
+    from dew.engines.lab.study_settings import QUICK
+    from dew.report import benchmark
+
+    folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
+    how: dict[str, Any] = {"say": out.print, **({"model": model} if model else {})}
+    if quick:
+        how |= {"model": model or "tiny", "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
+    rates = rates or ([QUICK_RATE] if quick else list(benchmark.RATES))
+    arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([benchmark.BASELINE, *rules])}
+    texts = list(arms)
+    if len(rates) > 1:
+        tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
+        best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
+        texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
+    found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
+    placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
+    alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
+    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
+    with TemporaryDirectory() as work:
+        others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
+    note = "Your rows are last." if others else "No runs of the benchmark are here: these are yours alone."
+    said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
+    text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
+    write_atomically(folder / "benchmark.md", f"{text}\n".encode())
+    show_markdown(text)
+    out.print(f"\n{folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}")

@@ -1,8 +1,9 @@
-"""`dew demo`: a baseline and an entropy-weighted rule, on a CPU, in minutes, without downloads."""
+"""`dew demo`: a baseline and an entropy-weighted rule, on a CPU, in minutes, without downloads; `dew recipes`."""
 
 import json
 import os
 import platform
+import shutil
 import time
 from dataclasses import replace
 from importlib.metadata import version
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.padding import Padding
 from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.compare import train_grid, without_per_run
 from dew.cli.console import out, show_markdown
-from dew.cli.recipes import get
+from dew.cli.flags import recipe_file, recipe_files
 from dew.cli.runs import clock
+from dew.errors import ConfigError, Problem
 from dew.rewards.process import cores
 from dew.run.config import read_run
 from dew.run.folder import lock
@@ -39,7 +42,7 @@ def demo(
     """
     from dew.report import build
 
-    began, run = time.monotonic(), read_run(get(RECIPE))
+    began, run = time.monotonic(), read_run(recipe_file(RECIPE))
     steps = steps or int(run.settings["max_steps"])
     run = replace(run, settings={**run.settings, "max_steps": steps})
     _announce(steps, folder)
@@ -87,7 +90,7 @@ def _results(results: list["Result"], page: Path) -> None:
     findings = [finding["text"] for finding in json.loads(page.with_suffix(".json").read_bytes())["findings"]]
     show_markdown(text)
     out.print("\n".join(["", *(finding for finding in findings if finding not in text)]))
-    measured = json.loads(get(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py
+    measured = json.loads(recipe_file(RECIPE).with_suffix(".json").read_text())  # by scripts/quickstart_evidence.py
     out.print("\n".join(["", *many_seeds(measured)]))
 
 
@@ -102,3 +105,30 @@ def many_seeds(measured: list[dict[str, Any]]) -> list[str]:
             texts.append(f"{signed(d)} in {title(d.score)} (ahead in {sum(x > 0 for x in d.by_pair)} of {d.pairs})")
         lines.append(f"{one['what']}, {RULE} − {BASELINE}: {', '.join(texts)}.")
     return lines
+
+
+recipes = typer.Typer()
+app.add_typer(recipes, name="recipes")
+
+
+@recipes.callback(invoke_without_command=True)
+def ls(context: typer.Context) -> None:
+    """List or copy bundled recipes. Without a command, lists them."""
+    if context.invoked_subcommand is None:
+        for name, path in recipe_files().items():
+            out.print(Text(name, style="bold"))
+            out.print(Padding(path.read_text().splitlines()[0].removeprefix("# "), (0, 0, 0, 2), expand=False))
+
+
+@recipes.command()
+def copy(
+    name: Annotated[str, typer.Argument(help="A recipe name, e.g. tiny/countdown.")],
+    to: Annotated[Path, typer.Argument(help="File or folder.")] = Path("."),
+) -> None:
+    """Copy a recipe to edit."""
+    source = recipe_file(name)
+    target = to / source.name if to.is_dir() else to
+    if target.exists():
+        raise ConfigError(Problem(f"{target} already exists.", remedy="Choose another file name."))
+    shutil.copyfile(source, target)
+    out.print(f"{target}\nNext: dew train {target} --dry-run")

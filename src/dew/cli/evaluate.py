@@ -1,10 +1,11 @@
-"""`dew eval`: mean@k, pass@k and maj@k of one model or two."""
+"""`dew eval`: mean@k, pass@k and maj@k of one model or two. `dew export`: a run's model, to load elsewhere."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,12 +13,14 @@ from dew import rewards, tasks
 from dew.cli.app import app
 from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import mapping
-from dew.cli.models import load_model, load_tokenizer
-from dew.errors import ConfigError, Problem, unknown
-from dew.files import try_writing
+from dew.cli.train import merge_command
+from dew.errors import ConfigError, Problem, not_loaded, unknown
+from dew.files import stay_inside, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
 from dew.run.config import Run, find_model, read_run
+from dew.run.folder import RunFolder, make_folder
+from dew.run.models import check_model
 from dew.tasks.files import first_columns
 
 if TYPE_CHECKING:
@@ -38,10 +41,10 @@ def evaluate_(
     options: Annotated[
         str | None, typer.Option(help="Also top_p, greedy, seed, batch_size, threshold (of a reward): '{top_p: 0.9}'.")
     ] = None,
-    engine: Annotated[str, typer.Option(help="transformers or vllm.")] = "transformers",
+    engine: Annotated[Literal["transformers", "vllm"], typer.Option(help="What samples.")] = "transformers",
     vs: Annotated[str | None, typer.Option(help="A second model, or file, to compare on the same problems.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this new JSON file.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Evaluate a model on held-out problems. Scores have 95% intervals over problems."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
@@ -56,7 +59,7 @@ def evaluate_(
     if models:
         like = next(iter(kept.values()), None)
         left_out, how = _plan(models, task, settings, reward, threshold, problems, sampling, like)
-    elif unused := sorted(given.keys() - {"model", "vs", "json"}):
+    elif unused := sorted(given.keys() - {"model", "vs", "as_json"}):
         flags = ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in unused)
         raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Leave it out."))
     files = [] if keep is None else [keep, Path(f"{keep.parent / keep.stem}-vs{keep.suffix}")][: len(names)]
@@ -67,7 +70,7 @@ def evaluate_(
     scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), **how) for name in names]
     for scored, file in zip(scores, files, strict=False):
         scored.write(file)
-    _show(scores, names, left_out or not scores[0].of_train, json)
+    _show(scores, names, left_out or not scores[0].of_train, as_json)
 
 
 def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, Any], float]:
@@ -203,3 +206,95 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
         out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
     out.print("\n".join(verdicts([differences[name] for name in main_scores(differences)])))
+
+
+# ── models ──────────────────────────────────────────────────────────────────────────────────────────────────
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    to: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+) -> None:
+    """Export a run's final model, or its newest checkpoint.
+
+    The folder loads with `from_pretrained`; LoRA weights are merged.
+    """
+    source = RunFolder(run).model()
+    if source is None:
+        raise ConfigError(no_model(run))
+    stay_inside(source)
+    make_folder(to)
+    if any(to.iterdir()):
+        raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
+    for part in (load_tokenizer(str(source))[1], load_weights(source)):
+        part.save_pretrained(str(to))
+    out.print(f"Model: {to}")
+
+
+def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
+    """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
+
+    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
+    """
+    path, tokenizer = load_tokenizer(name, engine)
+    import torch
+
+    from dew.compare import load_vllm
+    from dew.decoding import SamplingCopy
+
+    if engine == "vllm":
+        return load_vllm(str(path)), tokenizer
+    model = load_weights(path).requires_grad_(False)
+    if not torch.cuda.is_available():
+        return model, tokenizer
+    cast = torch.bfloat16 if model.dtype == torch.float32 else None
+    return SamplingCopy(model.to("cuda"), cast).model, tokenizer
+
+
+def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
+    """(where the model is: a folder or a hub name, its tokenizer). Adapters of the lab have that of their base."""
+    from transformers import AutoTokenizer
+
+    found = RunFolder(tasks.model_folder(name)).model()
+    if found is None and Path(name, "run.json").is_file():
+        raise ConfigError(no_model(Path(name)))
+    path = found or Path(find_model(name, "model"))
+    if found:
+        check_model(name, found)
+    adapter, source = path / "adapter_config.json", str(path)
+    if engine == "vllm" and adapter.is_file():
+        what = f"{name}: LoRA weights, which have to be merged for vLLM."
+        raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
+    try:
+        if adapter.is_file() and not any(path.glob("tokenizer*")):
+            source = find_model(str(json.loads(adapter.read_bytes())["base_model_name_or_path"]), str(adapter))
+        return path, AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise ConfigError(not_loaded("model", name, error)) from None
+
+
+def load_weights(folder: Path) -> Any:
+    """A model with the precision of its weights; LoRA weights are merged."""
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    try:
+        if (folder / "adapter_config.json").is_file():
+            from peft import AutoPeftModelForCausalLM as Peft
+
+            return Peft.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True).merge_and_unload()
+        return AutoModelForCausalLM.from_pretrained(
+            str(folder), trust_remote_code=False, use_safetensors=True, dtype="auto"
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ConfigError(not_loaded("model", str(folder), error)) from None
+
+
+def no_model(folder: Path) -> Problem:
+    if (folder / "checkpoints").is_dir() and RunFolder(folder).run().get("engine") == "verl":
+        remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
+        return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
+    remedy = "Give the folder of a run with a model. `dew resume` finishes a run; in Python: trainer.save_model()."
+    lacks = "holds no final model and no checkpoint" if folder.is_dir() else "does not exist"
+    return Problem(f"{folder} {lacks}.", remedy=remedy)

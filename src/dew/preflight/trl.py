@@ -258,14 +258,11 @@ def check_run(
     except DewError as error:
         checks += [from_problem("settings", problem) for problem in error.problems]
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
-    args, batches = parsed.args, parsed.args.batches
-    valid, problem = f"Settings given: {len(parsed.run.settings)}, all valid.", args.filtered_sampling()
-    says, remedy = (f"{valid} {problem.what} {problem.why}", problem.remedy) if problem else (valid, "")
-    checks.append(graded("settings", says, remedy, warn=problem is not None))
+    args = parsed.args
+    checks.append(ok("settings", f"Settings given: {len(parsed.run.settings)}, all valid."))
+    checks += [warning("settings", f"{problem.what} {problem.why}", problem.remedy) for problem in args.warnings()]
+    checks.append(ok("batches", f"{args.batches}."))
     checks += guarded("folder", check_folder, Path(args.output_dir))
-    problem = args.misaligned()
-    says, remedy = (problem.what, problem.remedy) if problem else (f"{batches}.", "")
-    checks.append(graded("batches", says, remedy, warn=problem is not None))
     low, high = LORA_RATES
     if parsed.model.use_peft and not low / 2 <= args.learning_rate <= high:
         says = f"learning_rate={args.learning_rate:g} with LoRA, which usually trains at {low:g} to {high:g}."

@@ -6,13 +6,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dew.engines.compat import trl_beside_verl
-from dew.engines.problems import verifier_of
 from dew.engines.verl.data import Data, load_tokenizer, prepare_data, write_data
 from dew.engines.verl.launch import Launch, check_with_verl, prepare
 from dew.errors import DewError
 from dew.preflight import EMPTY_REMEDY, Check, from_problem, graded, guarded, ok, skipped
 from dew.preflight.machine import check_folder, check_versions, gpus
-from dew.run.config import Run
+from dew.run.config import Run, verifier_of
 from dew.run.permission import check_permission
 
 

@@ -1,8 +1,8 @@
-"""The config of a run: a flat YAML file with dew's own keys (the fields of `Run`) and the engine's.
-
-Any GRPO config file of TRL works.
+"""The config of a run: a flat YAML file with dew's own keys (the fields of `Run`) and the engine's, and what it names:
+the model, the problems, the verifier. Any GRPO config file of TRL works.
 """
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -17,14 +17,17 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, RecordError, did_you_mean
+from dew.errors import ConfigError, Problem, did_you_mean
 from dew.files import read_whole
+from dew.rewards import Verifier, verifier
+from dew.rewards.verifiers import has_verifier
 from dew.run.folder import MODEL_FILES, is_main_process
 from dew.run.models import check_model
 from dew.run.settings import algorithm_settings, misspelled
-from dew.tasks import model_folder
+from dew.tasks import Row, Task, model_folder, task
 
 Settings = dict[str, Any]
+logger = logging.getLogger("dew")
 ENGINES = ("trl", "verl")
 
 
@@ -173,6 +176,11 @@ def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None 
         raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
 
 
+# ── what a config names: model, problems, verifier ──────────────────────────────────────────────────────────
+HELD_OUT = 64
+"""Held-out problems of a run that is not scored."""
+
+
 def find_model(name: str, setting: str = "model_name_or_path", revision: str | None = None) -> str:
     """The argument for `from_pretrained`: the folder of a bundled model, a folder that holds a model, a hub name.
 
@@ -191,8 +199,39 @@ def find_model(name: str, setting: str = "model_name_or_path", revision: str | N
     return found
 
 
+def training_rows(run: Run) -> tuple[Task, list[Row]]:
+    """The task and its training problems, without those whose gold answer does not verify against itself."""
+    from dew.rewards.math import MathVerifier, usable_rows
+
+    assert run.task is not None
+    source = task(run.task, **run.task_settings)
+    rows = source.rows(run.problems)
+    if not isinstance(verifier_of(run), MathVerifier):
+        return source, rows
+    usable, bad = usable_rows(rows)
+    what = f"{len(bad)} of {len(rows)} gold answers can be matched by no answer"
+    what += f", e.g. {', '.join(repr(str(row['answer'])[:40]) for row in bad[:3])}."
+    if not usable:
+        remedy = "Name the column of the final answers (task_settings {answer: ...}), or use another verifier."
+        raise ConfigError(Problem(f"{run.task}: {what}", remedy=remedy))
+    if bad:
+        logger.warning("%s These problems are left out.", what)
+    return source, [dict(row) for row in usable]
+
+
+def held_out_rows(run: Run, source: Task) -> list[Row]:
+    return source.rows(run.scores.problems if run.scores else HELD_OUT, split="held_out")
+
+
+def verifier_of(run: Run) -> Verifier | None:
+    """The verifier that decides correctness, if the run names one or its task has one."""
+    name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
+    return verifier(name) if name and (run.verifier or has_verifier(name)) else None
+
+
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
 MAX_SIZE = 200_000
+"""Bytes of a file: reading many keys takes long."""
 
 
 class _Constructor(SafeConstructor):
@@ -206,9 +245,7 @@ for _tag in ("timestamp", "value"):
 def read_yaml(path: str | Path) -> Settings:
     path = Path(path)
     try:
-        text = read_whole(path, 4 * MAX_SIZE).decode("utf-8-sig")
-    except RecordError as error:
-        raise ConfigError(error.problems) from None
+        text = read_whole(path, MAX_SIZE).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ConfigError(f"{path}: cannot be read ({reason}).") from None
@@ -217,8 +254,6 @@ def read_yaml(path: str | Path) -> Settings:
 
 def parse_yaml(text: str, source: str = "config") -> Settings:
     """The mapping in a YAML text: `1e-6` is a number, `no` a word, a key given twice an error."""
-    if len(text) > MAX_SIZE:
-        raise ConfigError(f"{source}: {len(text):,} characters; a config has at most {MAX_SIZE:,}.")
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:

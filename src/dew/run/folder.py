@@ -16,17 +16,7 @@ from typing import IO, Any, TypeVar
 
 from dew.errors import ConfigError, Problem, RecordError
 from dew.files import read_whole, remove, sweep, sync, write_atomically
-from dew.run.records import (
-    MAX_FILE,
-    SCHEMA,
-    GroupRecord,
-    Json,
-    check_schema,
-    read_records,
-    to_json,
-    try_json,
-    write_records,
-)
+from dew.run.records import SCHEMA, GroupRecord, Json, check_schema, read_records, to_json, try_json, write_records
 
 MODEL_FILES = ("config.json", "adapter_config.json")
 RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
@@ -150,7 +140,7 @@ class RunFolder:
 
     def _read(self, name: str) -> bytes | None:
         path = self.path / name
-        return read_whole(path, MAX_FILE) if path.exists() else None
+        return read_whole(path) if path.exists() else None
 
     def _log(self, name: str) -> list[Json]:
         content = self._read(name) or b""

@@ -151,9 +151,6 @@ class Batches:
     def fits(self) -> bool:
         return self.sampled % self.answers == 0
 
-    def facts(self) -> dict[str, Any]:
-        return {**vars(self), "prompts": self.prompts, "optimizer_steps": self.optimizer_steps}
-
     def __str__(self) -> str:
         processes = f"{self.processes} process{'es' * (self.processes > 1)}"
         if not self.fits:

@@ -25,7 +25,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError
 from dew.files import read_whole, sync, write_atomically
 from dew.run.folder import RunFolder
-from dew.run.records import MAX_FILE, try_json
+from dew.run.records import try_json
 
 logger = logging.getLogger("dew")
 
@@ -64,7 +64,7 @@ def find_problem(checkpoint: Path) -> str | None:
 def _read_json(path: Path) -> Any:
     """None if it is not a file of JSON."""
     try:
-        return try_json(read_whole(path, MAX_FILE))
+        return try_json(read_whole(path))
     except (OSError, RecordError):
         return None
 

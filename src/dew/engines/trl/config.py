@@ -10,13 +10,7 @@ from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
 from dew import list_algorithms
-from dew.algorithms import (
-    DEFAULT_ALGORITHM,
-    ENGINE_ALGORITHM,
-    Algorithm,
-    get_algorithm,
-    split_algorithm,
-)
+from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, get_algorithm, split_algorithm
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
@@ -91,10 +85,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         problems += self._batch_problems()
         problems += filter(None, (limit.problem(name, getattr(self, name, None)) for name, limit in LIMITS.items()))
         problems += self.guide_problems() if self.guide is not None and algorithm is not None else []
-        if algorithm is None or not algorithm.engine_loss:
-            problems += _unsupported(self)
-        if algorithm is not None and not problems:
-            problems += _conflicts(self, algorithm)
+        problems += _conflicts(self, algorithm) if algorithm is not None else []
         if algorithm is None or problems:
             raise ConfigError(problems)
         if algorithm.engine_loss:
@@ -118,18 +109,16 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def batches(self) -> Batches:
         return batches(self)
 
-    def misaligned(self) -> Problem | None:
-        batches = self.batches
-        return batches.misaligned("steps_per_generation", self.per_device_train_batch_size * batches.processes)
-
-    def filtered_sampling(self) -> Problem | None:
-        """Sampling settings with which vLLM's probabilities are not the policy's."""
+    def warnings(self) -> list[Problem]:
+        """What works, but probably not as meant."""
+        unit = self.per_device_train_batch_size * self.batches.processes
+        found = [self.batches.misaligned("steps_per_generation", unit)]
         limits = {"top_p": self.top_p not in (None, 1), "top_k": (self.top_k or 0) > 0, "min_p": bool(self.min_p)}
         given = ", ".join(f"{name}={getattr(self, name)}" for name, limited in limits.items() if limited)
-        if not self.use_vllm or not given:
-            return None
-        why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
-        return Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0.")
+        if self.use_vllm and given:
+            why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
+            found.append(Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0."))
+        return [problem for problem in found if problem is not None]
 
     def _read_algorithm(self) -> list[Problem]:
         """The name and a mapping of settings, where they were given as JSON, `gtpo(alpha2=0.5)` or an object."""
@@ -153,7 +142,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
             self.algorithm = DEFAULT_ALGORITHM
-            different = [*_conflicts(self, get_algorithm(DEFAULT_ALGORITHM)), *_unsupported(self)]
+            different = _conflicts(self, get_algorithm(DEFAULT_ALGORITHM))
             self.unnamed = not different  # type: ignore[misc]
             if different:
                 self.algorithm = ENGINE_ALGORITHM
@@ -217,6 +206,9 @@ def batches(args: GRPOConfig) -> Batches:
 
 
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
+TRL_ONLY = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
+            "multi_objective_aggregation")  # fmt: skip
+"""Settings of TRL's own loss, which would silently do nothing in another."""
 
 
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
@@ -227,10 +219,12 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
         "scale_rewards": "group" if algorithm.scale else "none",
         "importance_sampling_level": "token" if algorithm.ratio == "token" else "sequence",
         "use_bias_correction_kl": False,
+        **{f.name: f.default for f in fields(GRPOConfig) if f.name in TRL_ONLY},
     }
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
+    """TRL's settings of a loss that is not the algorithm's."""
     if algorithm.engine_loss:
         return []
     problems = []
@@ -238,21 +232,7 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
         given = getattr(config, name)
         without_kl = name == "use_bias_correction_kl" and not (config.beta or algorithm.kl_coef)
         same_loss = name == "loss_type" and given == algorithm.surrogate
-        if name in CHOOSE_ALGORITHM and given not in (None, own) and not without_kl and not same_loss:
+        if name not in ALGORITHM_NAMES and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
             problems.append(Problem(what, remedy=f"Remove it, or write algorithm={ENGINE_ALGORITHM!r}: as TRL does."))
-    return problems
-
-
-NOT_SUPPORTED = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
-                 "multi_objective_aggregation")  # fmt: skip
-"""Settings of TRL's own loss, which would silently do nothing in another."""
-
-
-def _unsupported(config: DewConfig) -> list[Problem]:
-    problems = []
-    for name, default in ((f.name, f.default) for f in fields(GRPOConfig) if f.name in NOT_SUPPORTED):
-        if (value := getattr(config, name)) != default:
-            what = f"{name}={value!r} is not supported by {config.algorithm}."
-            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={ENGINE_ALGORITHM!r}."))
     return problems

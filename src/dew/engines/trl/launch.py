@@ -24,7 +24,7 @@ from trl import DatasetMixtureConfig, ModelConfig, TrlParser, get_dataset, get_p
 from trl import rewards as trl_rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
-from dew.engines.problems import evaluate_run, held_out_rows, training_rows, verifier_of
+from dew.compare import evaluate
 from dew.engines.trl.checkpoints import last_good
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
@@ -32,9 +32,10 @@ from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
-from dew.run.config import Run, check_keys, find_model, to_yaml
+from dew.run.config import Run, check_keys, find_model, held_out_rows, to_yaml, training_rows, verifier_of
 from dew.run.folder import RUN_AGAIN, RunFolder
 from dew.run.permission import check_permission
+from dew.tasks import task
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
@@ -287,12 +288,17 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
     main = trainer.accelerator.is_main_process
     if not main and not trainer.sharded:
         return
-    args, folder = parsed.args, RunFolder(parsed.args.output_dir)
-    model, tokenizer, limit = trainer.sampling_model(), trainer.processing_class, args.max_completion_length
-    judge: dict[str, Any] = {}
-    if not isinstance(reward := trainer.reward_funcs[trainer.outcome_index], Module):
-        judge = {"reward": reward, "threshold": trainer.algorithm.threshold}
-    scores = evaluate_run(parsed.run, model, tokenizer, max_new_tokens=limit, seed=args.seed, **judge)
+    run, args, folder, how = parsed.run, parsed.args, RunFolder(parsed.args.output_dir), parsed.run.scores
+    judge = verifier_of(run) or trainer.reward_funcs[trainer.outcome_index]
+    if isinstance(judge, Module):
+        what = "scores: a reward model does not decide which held-out answers are correct."
+        raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
+    assert run.task is not None and how is not None
+    scores = evaluate(
+        trainer.sampling_model(), trainer.processing_class, task(run.task, **run.task_settings), judge,
+        n_problems=how.problems, threshold=trainer.algorithm.threshold, k=how.k, temperature=how.temperature,
+        max_new_tokens=how.max_new_tokens or args.max_completion_length, seed=args.seed,
+    )  # fmt: skip
     if not main:
         return
     scores.write(folder.path / f"answers-{when}.json")

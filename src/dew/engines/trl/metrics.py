@@ -79,17 +79,15 @@ def pass_at(credit: Credit, size: int) -> Numbers:
     return {f"pass@{k}": sum(pass_at_k(size, c, k) for c in counts) / len(counts) for k in ks} if counts else {}
 
 
-def generation_metrics(
-    batch: Batch, credit: Credit, size: int, names: Sequence[str], threshold: float, seconds: float
-) -> Numbers:
-    """Answers, credit and groups of a generation with groups of `size`, sampled in `seconds`."""
-    groups = batch.groups
-    numbers = {**answer_metrics(batch.answers, list(names), threshold), **credit_metrics(batch, credit)}
+def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:
+    """Answers, credit and groups of a generation."""
+    answers, groups, names = batch.answers, batch.groups, trainer.reward_func_names
+    numbers = {**answer_metrics(answers, names, trainer.algorithm.threshold), **credit_metrics(batch, credit)}
     numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
-    mixed = groups.get("mixed", int(credit.signal.sum()) // size)
+    mixed = groups.get("mixed", int(credit.signal.sum()) // trainer.group_size)
     numbers["groups/mixed_share"] = mixed / groups["sampled"]
-    if seconds > 0:
-        numbers["tokens_per_second"] = float(batch.answers["length"].sum()) / seconds
+    if (seconds := trainer._recorder.seconds["generation"]) > 0:
+        numbers["tokens_per_second"] = float(answers["length"].sum()) / seconds
     return numbers
 
 

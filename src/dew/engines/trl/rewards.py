@@ -70,11 +70,7 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
 
 def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
     """Raise an error unless the data has the columns that the rewards need, and it is clear which of them decides."""
-    columns, weights, names = (
-        getattr(data, "column_names", None),
-        args.reward_weights,
-        [reward_name(r) for r in rewards],
-    )
+    columns, names, weights = getattr(data, "column_names", None), list(map(reward_name, rewards)), args.reward_weights
     if weights is not None and len(weights) != len(names):
         what = f"reward_weights={list(weights)}: {len(weights)} for {len(names)} rewards, {', '.join(names) or 'none'}."
         raise ConfigError(Problem(what, remedy="Give one weight per reward, in this order."))

@@ -95,9 +95,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
         metrics.shorten_log_lines(self)
-        for problem in (args.misaligned(), args.filtered_sampling()):
-            if problem is not None and self.accelerator.is_main_process:
-                logger.warning("%s", problem)
+        for problem in args.warnings() if self.accelerator.is_main_process else []:
+            logger.warning("%s", problem)
 
     @property
     def sharded(self) -> bool:
@@ -193,18 +192,16 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return trained
 
     def _report(self, batch: Batch, credit: Credit) -> None:
-        size, names, threshold = self.group_size, self.reward_func_names, self.algorithm.threshold
-        seconds = self._recorder.seconds["generation"]
-        self._put(metrics.generation_metrics(batch, credit, size, names, threshold, seconds))
+        self._put(metrics.generation_metrics(self, batch, credit))
         if self.model.training:
             step, chosen = self.state.global_step + 1, "threshold" in (self.args.algorithm_kwargs or {})
             outcomes = batch.answers["outcome"]
             self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen)
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
-            self._nonfinite.start(metrics.not_finite(parts, finite, advantages, names))
+            self._nonfinite.start(metrics.not_finite(parts, finite, advantages, self.reward_func_names))
         else:
-            self._put(metrics.pass_at(credit, size))
+            self._put(metrics.pass_at(credit, self.group_size))
         if self._stream is None or not self.model.training:
             means = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
             shown = self._logs["advantages"]

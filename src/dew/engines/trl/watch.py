@@ -86,20 +86,16 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("scoring"):
             inputs: dict[str, Any] = super()._generate_and_score_completions(rows)
         with self._recorder.phase("records"):
-            old, step = self._old_policy(inputs), self.state.global_step + 1
+            old = self._old_policy(inputs)
             batch = make_batch(self, inputs, capture, old, rows if self._record_due else None)
             advantages = gather_rows(self.accelerator, inputs["advantages"])[:, None]
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
             credit = replace(credit, advantages=torch.where(batch.mask, advantages, 0), flipped=None)
-            names, seconds = self.reward_func_names, self._recorder.seconds["generation"]
-            threshold = self.algorithm.threshold
-            numbers = metrics.generation_metrics(batch, credit, self.group_size, names, threshold, seconds)
+            numbers = metrics.generation_metrics(self, batch, credit)
             sampler, logp = inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps")
             if sampler is not None and logp is not None:
                 numbers |= metrics.sampler_metrics(logp, sampler, loss_mask(inputs), self.accelerator)
             self._recorder.put(numbers)
-            outcomes = batch.answers["outcome"]
-            self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen=True)
             if self._record_due:
                 self._recorder.record(batch, credit, self)
         return loss_inputs(self.algorithm, batch, credit, self.accelerator)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dew.compare.sampling import prompt_ids
-from dew.engines.problems import held_out_rows, training_rows, verifier_of
 from dew.engines.verl.launch import Launch
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.rewards import verifier
+from dew.run.config import held_out_rows, training_rows, verifier_of
 from dew.run.models import check_model
 from dew.tasks import Row
 
