@@ -127,6 +127,10 @@ STEPS = {
         )
         for n in STEP_RATES
     },
+    **{
+        f"start-{n}": Step((*RULES, "gtpo(placebo=True)", "dew(placebo=True)"), TASKS, (700,), 8, settings={"start": n})
+        for n in (1, 2, 3, 4)
+    },
 }  # fmt: skip
 """Name -> step, in order of value."""
 
