@@ -128,16 +128,19 @@ def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
 
 
 def compile_layers(trainer: Any) -> None:
-    """For `torch_compile`: each layer in place, once for all layers and lengths.
+    """If `torch_compile` or accelerate asks for it: each layer in place, once for all layers and lengths.
 
     accelerate would compile the model as a whole, which takes as long as it is deep, or, by regions, a copy whose
     training mode is not the model's.
     """
-    args, blocks = trainer.args, getattr(trainer.model, "_no_split_modules", None) or ()
+    plugin = trainer.accelerator.state.dynamo_plugin
+    if plugin.backend == DynamoBackend.NO:
+        return
+    blocks = getattr(trainer.model, "_no_split_modules", None) or ()
     for module in trainer.model.modules():
         if type(module).__name__ in blocks:
-            module.compile(dynamic=True, backend=args.torch_compile_backend, mode=args.torch_compile_mode)
-    trainer.accelerator.state.dynamo_plugin.backend = DynamoBackend.NO
+            module.compile(dynamic=True, backend=plugin.backend.value.lower(), mode=plugin.mode)
+    plugin.backend = DynamoBackend.NO
 
 
 # ── passes with little padding ──────────────────────────────────────────────────────────────────────────────

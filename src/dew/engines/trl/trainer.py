@@ -83,8 +83,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._capture = Capture()
         self._captured_sampling = rollout.CapturedSampling(self)
         self._head = Head(self)
-        if args.torch_compile:
-            compile_layers(self)
+        compile_layers(self)
         self._stream = rollout.prompt_stream(self)
         guided = guide is not None or args.guide is not None
         self._mixed_policy = MixedPolicy(self, guide, train_dataset) if guided else None
