@@ -112,6 +112,12 @@ def test_the_model_of_a_lora_run_from_python_is_found_and_merged(run):
         torch.testing.assert_close(model(ids).logits, run[0].model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+def test_a_model_in_bfloat16_is_evaluated_in_float32_on_a_cpu(tmp_path):
+    for part in (tiny.model().bfloat16(), tiny.tokenizer()):
+        part.save_pretrained(tmp_path)
+    assert load_model(str(tmp_path))[0].dtype == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+
+
 def test_a_run_without_a_model_is_named(tmp_path):
     tiny.trainer(tmp_path, max_steps=1).train()
     with pytest.raises(ConfigError, match="no final model and no checkpoint"):

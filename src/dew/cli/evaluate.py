@@ -233,7 +233,8 @@ def export(
 def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
 
-    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM.
+    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM. On a CPU
+    it samples in float32.
     """
     path, tokenizer = load_tokenizer(name, engine)
     import torch
@@ -245,7 +246,7 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
         return load_vllm(str(path)), tokenizer
     model = load_weights(path).requires_grad_(False)
     if not torch.cuda.is_available():
-        return model, tokenizer
+        return model.float(), tokenizer  # few CPUs compute in bfloat16
     cast = torch.bfloat16 if model.dtype == torch.float32 else None
     return SamplingCopy(model.to("cuda"), cast).model, tokenizer
 
