@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
-from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, prompts, refusal, replaced, runs
+from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, page_runs, prompts, refusal, replaced
 
 PAD, EOS = 0, 1
 GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -137,15 +137,15 @@ def test_buffers_fit_into_the_free_memory(monkeypatch, gib):
 def test_pages_are_given_as_answers_grow(monkeypatch, all_at_once, pages, at_once):
     """With room for one answer of the limit, for some, and for all: answers move, wait on the host and go on."""
     monkeypatch.setattr(buffers, "PAGE", 2)
-    monkeypatch.setattr(runs, "SHORTEST", 1)
+    monkeypatch.setattr(page_runs, "SHORTEST", 1)
     monkeypatch.setattr(decoder, "LOOK", 3)
     monkeypatch.setattr(decoder, "FEWEST", 4)
     model, expected, *scores = all_at_once
     prompts = 1 + min(at_once, len(set(map(tuple, MANY)))) * buffers.pages_of(max(map(len, MANY)))
     monkeypatch.setattr(Decoder, "_room", lambda self: prompts + pages)
     monkeypatch.setattr(Decoder, "affordable", lambda self, *_: at_once)
-    aside, inner = [], runs.Runs._put_aside
-    monkeypatch.setattr(runs.Runs, "_put_aside", lambda self, row, _: (aside.append(row), inner(self, row, _)))
+    aside, inner = [], page_runs.Runs._put_aside
+    monkeypatch.setattr(page_runs.Runs, "_put_aside", lambda self, row, _: (aside.append(row), inner(self, row, _)))
     ours = greedy(model)
     ids, *found = ours.scored(MANY, 14)
     assert ids == expected and bool(aside) == (pages < 1000) and max(ours._kept) == decoder._capacity(at_once)
@@ -158,7 +158,7 @@ def test_runs_of_pages_are_apart_and_all_come_back():
     storage = torch.zeros(1, 2, 3 + 200, 1, buffers.PAGE, 1)
     state = buffers.Buffers([mock.Mock(keys=storage[0, 0])], 12, 1, limit, PAD)
     state.start(limit)
-    ours, tokens = runs.Runs(storage, 3, limit), {}
+    ours, tokens = page_runs.Runs(storage, 3, limit), {}
     for _ in range(300):
         idle = [row for row in range(12) if row not in tokens]
         fresh = dice.sample(idle, min(len(idle), dice.randint(0, 2)))

@@ -177,7 +177,7 @@ def put(path: Path, content: Any) -> None:
 @pytest.mark.parametrize(("place", "content", "words", "message", "code"), CASES, ids=range(len(CASES)))
 def test_a_file_of_somebody_else_gets_one_error(here, dew, monkeypatch, place, content, words, message, code):
     monkeypatch.setattr("dew.run.records.MAX_FILE", 1 << 24)
-    monkeypatch.setattr("dew.tasks.files.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("dew.tasks.rows.MAX_BYTES", 1 << 20)
     if message not in LIMITS:
         monkeypatch.setattr(models, "_try_loading", lambda _: None)
     if message in (WIDE, DEEP):

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dew.errors import ConfigError
-from dew.tasks import files, task
+from dew.tasks import task
 from dew.tasks.datasets import PRESETS, TEMPLATES, named, render
-from dew.tasks.files import columns, key, read_rows, row_key, without_overlap
+from dew.tasks.rows import columns, key, read_rows, row_key, without_overlap
 
 SHARED = Path(os.environ.get("DEW_DATA") or Path(__file__).parents[3] / "shared/data")
 ROWS = [{"problem": f"What is {i} plus {i + 1}, please?", "answer": 2 * i + 1, "level": i % 3} for i in range(100)]
@@ -49,7 +49,7 @@ def test_all_formats_give_the_same_rows(tmp_path):
 
 
 def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(files, "MAX_SHOWN", 8)
+    monkeypatch.setattr("dew.tasks.rows.MAX_SHOWN", 8)
     good, who = {"problem": "How many?", "answer": "1"}, [{"problem": "Who?", "answer": answer} for answer in "AB"]
     empty = [{"problem": "How much?"}, {"problem": " ", "answer": "2"}, {"problem": "When?", "answer": None}]
     lines = [good, *empty, [1, 2], good, *who]
@@ -68,7 +68,7 @@ def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog, monkeypatch):
         "bad.jsonl:7: conflicting answers to one problem, A and B",
         "bad.jsonl:8: conflicting answers to one problem, A and B",
     ]
-    monkeypatch.setattr(files, "MAX_SHOWN", 3)
+    monkeypatch.setattr("dew.tasks.rows.MAX_SHOWN", 3)
     read_rows(path, columns())
     assert "8 unusable rows skipped" in caplog.text and caplog.messages[1].endswith("...")
 

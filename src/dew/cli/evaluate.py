@@ -21,7 +21,7 @@ from dew.rewards.verifiers import FORMATS, has_verifier
 from dew.run.config import Run, find_model, read_run
 from dew.run.folder import RunFolder, make_folder
 from dew.run.models import check_model
-from dew.tasks.files import first_columns
+from dew.tasks.rows import first_columns
 
 if TYPE_CHECKING:
     from dew.compare import Scores

@@ -2,10 +2,9 @@
 
     pages      | unused | prompt 0 | prompt 1 | ... | answers
 
-The keys and values of an answer lie in pages of its own (`dew.decoding.runs`), those of a prompt in pages that all its
-answers share: rows of a group stand side by side, so that a GPU reads a prompt from memory once for all of them. A
-table says where a row's pages begin and how many tokens they hold; transformers hands it on to attention in the place
-of a mask.
+The keys and values of an answer lie in pages of its own (page_runs.py), those of a prompt in pages that all its answers
+share: rows of a group stand side by side, so that a GPU reads a prompt from memory once for all of them. A table says
+where a row's pages begin and how many tokens they hold; transformers hands it on to attention in the place of a mask.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of, replaced
 from dew.decoding.draw import Draw
+from dew.decoding.page_runs import Runs, run_sizes
 from dew.decoding.prompts import Prefill, Queue
-from dew.decoding.runs import Runs, run_sizes
 from dew.kernels import Head, plain_head
 from dew.kernels.chunked import round_up, scores
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.datasets import PRESETS, Task, custom, named
-from dew.tasks.files import SUFFIXES, Row, first_columns
 from dew.tasks.games import PREFIX, TINY, Countdown, Gym, Sums, model_folder
+from dew.tasks.rows import SUFFIXES, Row, first_columns
 
 __all__ = ["TINY", "Countdown", "Row", "Sums", "Task", "model_folder", "task"]
 

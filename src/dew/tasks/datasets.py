@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from dew.errors import ConfigError, Problem, unknown
-from dew.tasks.files import (
+from dew.tasks.rows import (
     SUFFIXES,
     Read,
     Row,

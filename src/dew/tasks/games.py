@@ -15,7 +15,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem, unknown
 from dew.tasks.datasets import Split, check_split, render, split_of
-from dew.tasks.files import Row
+from dew.tasks.rows import Row
 
 BUNDLED = {name: Path(__file__).parent / "data" / name for name in ("tiny", "tiny6")}
 """The bundled models; the README.md in each folder describes it."""

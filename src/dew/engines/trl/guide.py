@@ -20,7 +20,7 @@ from dew.engines.recorder import Columns, Numbers
 from dew.engines.trl.batch import Batch, gather_rows, local_rows
 from dew.engines.trl.loss import divisor
 from dew.errors import ConfigError, EngineError, Problem
-from dew.tasks.files import raw_rows
+from dew.tasks.rows import raw_rows
 
 UNSCORED = 0.1
 """x / (x + 0.1): the ratio of a guide's token whose probability was not recorded, with x the policy's own."""
