@@ -238,13 +238,17 @@ def product_parts(model: Any) -> list[Part]:
 
 def siblings(layers: list[Any], weight: Tensor, bias: Tensor | None) -> list[Part]:
     """The first of these layers to be called with an input computes the outputs of all."""
-    sizes = [len(x.weight) for x in layers]
-    last: list[Any] = [None, ()]
+    sizes, waiting = [len(x.weight) for x in layers], dict[int, Tensor]()
+    seen: list[Any] = [None]
 
-    def output(which: int, x: Any) -> Any:
-        if last[0] is not x:
-            last[:] = x, F.linear(x, weight, bias).split(sizes, -1)
-        return last[1][which]
+    def output(which: int, x: Any) -> Tensor:
+        if seen[0] is not x or which not in waiting:
+            seen[0] = x
+            waiting.update(enumerate(F.linear(x, weight, bias).split(sizes, -1)))
+        found = waiting.pop(which)
+        if not waiting:  # a graph would keep their memory
+            seen[0] = None
+        return found
 
     return [(layer, "forward", partial(output, i)) for i, layer in enumerate(layers)]
 
