@@ -43,7 +43,7 @@ def measured_in(folder: Path, rate: float) -> dict[str, Any]:
         if model:
             return entry("model", f"{Path(model).name} with LoRA, {found[0].task}, {{seeds}} seeds", found)
         return entry("lab", f"`dew lab`, {TASK}, numbers up to 13, {{seeds}} seeds", found)
-    return entry("seeds", "the quickstart, {seeds} seeds", results)
+    return entry("seeds", "The quickstart, {seeds} seeds", results)
 
 
 def tables(measured: list[dict[str, Any]]) -> str:

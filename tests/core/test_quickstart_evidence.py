@@ -43,4 +43,4 @@ def test_the_runs_of_a_comparison_and_of_a_study(tmp_path, rate):
         RunFolder(home).write_run({**RunFolder(home).run(), "warm_start": {"model": "some/model"}})
     assert script.measured_in(tmp_path / "study", rate)["what"].startswith("model with LoRA, countdown")
     found = script.measured_in(tmp_path / "compare", rate)
-    assert len(found["runs"]) == 4 and found["what"] == "the quickstart, 2 seeds"
+    assert len(found["runs"]) == 4 and found["what"] == "The quickstart, 2 seeds"
