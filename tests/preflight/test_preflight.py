@@ -296,14 +296,16 @@ def test_only_loras_adapters_are_trained(settings):
 
 
 def test_memory_remedies_name_what_to_change():
-    def checked(free, saves=False):
-        args = SimpleNamespace(deepspeed=None, fsdp=None, gradient_checkpointing=saves)
-        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, "a GPU", free, unsaved=7000.0)
+    def checked(free, saves=False, compiled=False, device="a GPU"):
+        args = arguments(deepspeed=None, fsdp=None, gradient_checkpointing=saves, torch_compile=compiled)
+        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, device, free, unsaved=7000.0)
 
     assert checked(900).status == "failed" and "gradient_checkpointing: true" in checked(900).remedy
     assert checked(1050).status == "warning" and checked(2000).status == "ok"
     faster = ["gradient_checkpointing: false" in checked(free, True).says for free in (9999, 10001)]
     assert faster == [False, True] and "gradient_checkpointing" not in checked(10001).says
+    assert "torch_compile: true" in checked(2000).says
+    assert all("torch_compile" not in checked(2000, **x).says for x in ({"compiled": True}, {"device": machine.NO_GPU}))
 
 
 def drawn(outcome, **changes):

@@ -187,7 +187,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-256:]
     prompt = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     gpu = None if args.use_cpu else next(iter(gpus()), None)
-    device, free = (gpu["name"], gpu["free"]) if gpu else ("this machine", free_memory())
+    device, free = (gpu["name"], gpu["free"]) if gpu else (NO_GPU, free_memory())
     terms, unsaved = (estimate(model, args, prompt, free, saves) for saves in (args.gradient_checkpointing, False))
     return [
         check_context(model.context, prompt, int(args.max_completion_length or 0)),
@@ -232,6 +232,7 @@ REMEDIES = {
 }
 
 
+NO_GPU = "this machine"
 ROOMY = 0.7
 """Share of the free memory below which an estimate is sure to fit."""
 
@@ -243,6 +244,8 @@ def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: 
     says += f"{device} has {size(free)} free."
     if args.gradient_checkpointing and unsaved < ROOMY * free:
         says += f" gradient_checkpointing: false takes about {size(unsaved)} and is faster."
+    if device != NO_GPU and not (args.torch_compile or args.deepspeed or args.fsdp):
+        says += " torch_compile: true makes updates faster."
     remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
     return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail)
