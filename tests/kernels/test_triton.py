@@ -1,4 +1,4 @@
-"""Run the cases of Triton's kernels in a process of their own: Triton reads TRITON_INTERPRET at import."""
+"""Run and compile Triton's kernels in processes of their own: Triton reads TRITON_INTERPRET at import."""
 
 import os
 import subprocess
@@ -32,6 +32,23 @@ def test_some_cases_in_the_interpreter():
 @pytest.mark.slow
 def test_in_the_interpreter():
     run_cases("1")
+
+
+def compile_for(architecture, *cases):
+    pytest.importorskip("triton")
+    command = [sys.executable, TESTS / "kernels" / "compile_cases.py", architecture, *cases]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+
+
+def test_some_compile_for_blackwell_without_a_gpu():
+    compile_for("100", "decoder", "gradient")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["80", "89", "90", "100"])
+def test_all_compile_without_a_gpu(architecture):
+    compile_for(architecture)
 
 
 @pytest.mark.gpu

@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dew.kernels import chunked
@@ -224,7 +225,8 @@ def gradient_kernel(
 
 # ── launches ────────────────────────────────────────────────────────────────────────────────────────────────
 STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
-GRADIENT: dict[str, Any] = {**STATISTICS, "num_stages": 4}
+HOPPER_STAGES = 4
+"""Of the gradient's tiles. On Blackwell four take more shared memory than a program may have."""
 WIDE_COPIES = 0
 """`gradient_tile` allocates nothing beside its result."""
 
@@ -267,7 +269,7 @@ def gradient_tile(
     hidden: Tensor, head: Head, targets: Tensor, stats: Statistics, g: Tensor, ge: Tensor | None, low: int, out: Tensor
 ) -> None:
     """out = ∂L/∂(h Wᵀ) of columns low, low+1, …, as in `chunked.gradient_tile`."""
-    (n, width), v, c = hidden.shape, out.shape[1], GRADIENT
+    (n, width), v, c = hidden.shape, out.shape[1], {**STATISTICS, "num_stages": _gradient_stages()}
     programs = min(_multiprocessors(hidden.device), triton.cdiv(n, c["BM"]) * triton.cdiv(v, c["BN"]))
     gradient_kernel[(programs,)](
         _tiles_of(hidden, c["BM"], c["BK"]), _tiles_of(head.weight, c["BN"], c["BK"]),
@@ -279,6 +281,14 @@ def gradient_tile(
 
 def _tiles_of(t: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor(t, list(t.shape), list(t.stride()), [rows, columns])
+
+
+@cache
+def _gradient_stages() -> int:
+    try:
+        return HOPPER_STAGES if driver.active.get_current_target().arch == 90 else STATISTICS["num_stages"]
+    except RuntimeError:  # no GPU: in the interpreter
+        return HOPPER_STAGES
 
 
 @cache
