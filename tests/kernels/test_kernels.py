@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -286,3 +287,23 @@ def test_invalid_input_raises(change, error, message):
     with pytest.raises(error, match=message) as caught:
         linear_logprob_entropy(given_.pop("hidden"), given_.pop("weight"), given_.pop("targets"), **given_)
     assert isinstance(caught.value, DewError)
+
+
+@pytest.mark.parametrize(
+    ("name", "major", "kib", "triton", "says"),
+    [
+        ("H200", 9, 227, "3.6.0", ""),
+        ("B200", 10, 227, "3.7.1", "triton 3.7.1 does not compile them for B200; 3.8 does"),
+        ("B200", 10, 227, "3.10.0", ""),
+        ("A100", 8, 163, "3.9.0", "A100 has too little shared memory for the tiles"),
+    ],
+)
+def test_gpus_that_the_triton_kernels_run_on(name, major, kib, triton, says, monkeypatch):
+    pytest.importorskip("triton")
+    gpu = SimpleNamespace(name=name, major=major, shared_memory_per_block_optin=1024 * kib)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(linear, "version", lambda package: triton)
+    obstacle = linear._machine_obstacle.__wrapped__
+    assert obstacle(torch.device("cuda"), torch.bfloat16) == says
+    assert "exact for bfloat16 and float16 only" in obstacle(torch.device("cuda"), torch.float32)

@@ -11,7 +11,7 @@ from dew.errors import EngineError
 from dew.preflight import machine
 
 ROOT = Path(__file__).parents[2]
-TRL = {"transformers": "5.22.2", "trl": "1.16.0", "accelerate": "1.15.0", "datasets": "5.2.0"}
+TRL = {"transformers": "5.23.0", "trl": "1.16.0", "accelerate": "1.15.0", "datasets": "5.2.0"}
 VERL = {"verl": "0.9.1", "ray": "2.56.0", "TransferQueue": "0.1.10"}
 
 
@@ -34,7 +34,7 @@ def test_another_release_is_one_clear_error(monkeypatch, package, found):
 @pytest.mark.parametrize(
     ("there", "status", "says"),
     [
-        (TRL, "ok", "tried up to transformers 5.22.2, trl 1.16.0."),
+        (TRL, "ok", "tried up to transformers 5.23.0, trl 1.16.0."),
         ({**TRL, "trl": "1.15.1"}, "ok", "trl 1.15.1"),
         ({**TRL, "trl": "1.17.0"}, "warning", "trl 1.17.0"),
         ({**TRL, "trl": "1.14.2"}, "failed", "trl 1.14.2"),

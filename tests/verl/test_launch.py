@@ -152,6 +152,12 @@ def test_shared_settings_are_trls_and_no_other_setting_is_taken_for_a_typing_err
     assert differ <= {"eval_steps", "num_generations", "warmup_steps", "output_dir"}  # None, or dew's own
 
 
+def test_the_new_name_of_gradient_checkpointing():
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        found = prepare(small(**{name: False}))
+        assert found["actor_rollout_ref.model.enable_gradient_checkpointing"] is False and not found.notes
+
+
 def test_settings_that_verl_does_not_use_are_listed_once():
     own = {"algorithm": "dapo", "algorithm_kwargs": {"oversample": 3}}
     found = prepare(small(use_vllm=True, logging_steps=5, scores={"max_new_tokens": 9}, **own))

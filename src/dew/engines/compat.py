@@ -12,7 +12,7 @@ from dew.errors import EngineError, Problem
 
 SUPPORTED = {  # releases as in pyproject.toml, and the newest that was tried, as in locks/
     "trl": (">=1.15,<2", "1.16.0"),  # earlier ones have another fused head
-    "transformers": (">=5.17", "5.22.2"),
+    "transformers": (">=5.17", "5.23.0"),
     "verl": (">=0.9,<0.10", "0.9.1"),  # passing on the old policy's entropy depends on internals of 0.9
 }
 

@@ -9,6 +9,7 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Literal, get_args
 
@@ -25,6 +26,8 @@ Impl = Literal["auto", "triton", "chunked", "reference"]
 IMPLS = get_args(Impl)
 SHARED_MEMORY = 224 * 1024
 """Bytes per multiprocessor that the Triton tiles need: Hopper and later data-centre GPUs have them."""
+BLACKWELL = 10
+"""Its compute capability."""
 ALIGN = 16
 """Rows of stored weights start at multiples of this many entries, as the GPU's copy engine requires."""
 BLOCK = 128
@@ -147,6 +150,8 @@ def _machine_obstacle(device: torch.device, dtype: torch.dtype) -> str:
     properties: Any = torch.cuda.get_device_properties(device)
     if properties.shared_memory_per_block_optin < SHARED_MEMORY:
         return f"{properties.name} has too little shared memory for the tiles"
+    if properties.major >= BLACKWELL and tuple(map(int, version("triton").split(".")[:2])) < (3, 8):
+        return f"triton {version('triton')} does not compile them for {properties.name}; 3.8 does"
     return ""
 
 

@@ -94,6 +94,8 @@ SETTINGS = {
 ALGORITHM_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "kl_coef",
                    "sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg"}  # fmt: skip
 """TRL's names for settings of the algorithm."""
+SAME = {"activation_checkpointing": "gradient_checkpointing"}
+"""New names in transformers, and the table's."""
 CHOOSE_ALGORITHM = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
 """TRL's settings that describe an algorithm. The TRL engine chooses one by them where none is named."""
 

@@ -31,7 +31,7 @@ from dew.engines.verl.config import (
 )
 from dew.errors import ConfigError, DewError, Problem
 from dew.run.config import Run, flat, merged
-from dew.run.settings import ACTOR, ALGORITHM_NAMES, CHOOSE_ALGORITHM, MODEL, ROLLOUT, SETTINGS, Batches, Setting
+from dew.run.settings import ACTOR, ALGORITHM_NAMES, CHOOSE_ALGORITHM, MODEL, ROLLOUT, SAME, SETTINGS, Batches, Setting
 from dew.tasks import Task, model_folder, task
 
 Overrides = dict[str, Any]
@@ -107,7 +107,7 @@ def prepare(run: Run, *, resume: bool = False) -> Launch:
 
 class Translation:
     def __init__(self, run: Run) -> None:
-        self.run, self.given = run, run.settings
+        self.run, self.given = run, {SAME.get(key, key): value for key, value in run.settings.items()}
         self.own = {key.lstrip("+"): value for key, value in flat(run.verl).items()}
         self.problems: list[Problem] = []
         self.notes: list[str] = []
