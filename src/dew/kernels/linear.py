@@ -147,12 +147,11 @@ def _machine_obstacle(device: torch.device, dtype: torch.dtype) -> str:
         return f"tensor cores round {dtype} products; they are exact for bfloat16 and float16 only"
     if device.type != "cuda" or torch.version.cuda is None:
         return f"the tensors are on {device}, not on an NVIDIA GPU"
-    properties: Any = torch.cuda.get_device_properties(device)
-    if properties.shared_memory_per_block_optin < SHARED_MEMORY:
-        return f"{properties.name} has too little shared memory for the tiles"
-    if properties.major >= BLACKWELL and tuple(map(int, version("triton").split(".")[:2])) < (3, 8):
-        return f"triton {version('triton')} does not compile them for {properties.name}; 3.8 does"
-    return ""
+    gpu: Any = torch.cuda.get_device_properties(device)
+    if gpu.shared_memory_per_block_optin < SHARED_MEMORY:
+        return f"{gpu.name} has too little shared memory for the tiles"
+    old = gpu.major >= BLACKWELL and tuple(map(int, version("triton").split(".")[:2])) < (3, 8)
+    return f"triton {version('triton')} does not compile them for {gpu.name}; 3.8 does" if old else ""
 
 
 def _live_rows(targets: Tensor, v: int, also: Tensor | None = None) -> Tensor | None:
