@@ -30,8 +30,6 @@ PAGE = 64
 """Tokens of a page."""
 COLUMNS = 4
 """Of the table: first page and length of the prompt, first page and length of the answer, int32."""
-SAME_INPUT = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-"""Layers of a model that read the same input, so that one product can compute their outputs."""
 
 
 def pages_of(tokens: int) -> int:

@@ -10,7 +10,6 @@ same input (queries, keys and values; gate and up) become one where nobody train
 import sys
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,7 +20,8 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from triton.runtime.errors import TritonError
 
-from dew.decoding.buffers import LONG, PAGE, SAME_INPUT, gather, gathered_attention, hidden
+from dew.decoding.buffers import LONG, PAGE, gather, gathered_attention, hidden
+from dew.decoding.same_input import SAME_INPUT, ComputedTogether, joined
 
 Part = tuple[Any, str, Callable[..., Any]]
 """An object, the name of one of its attributes, and what to call instead."""
@@ -205,19 +205,6 @@ def lora_parts(model: Any) -> list[Part]:
 # ── products with the same input ────────────────────────────────────────────────────────────────────────────
 
 
-def joined(weights: list[Any]) -> Tensor:
-    """These, which nobody trains, as one tensor of which they become parts, unless they are neighbours already."""
-    first, sizes = weights[0].data, [len(x) for x in weights]
-    ends = [n * first.stride(0) for n in accumulate(sizes)]
-    found = [(x.untyped_storage().data_ptr(), x.storage_offset()) for x in weights]
-    if found == [(first.untyped_storage().data_ptr(), n) for n in (0, *ends[:-1])]:
-        return first.as_strided((sum(sizes), *first.shape[1:]), first.stride())
-    whole = torch.cat([x.data for x in weights])
-    for x, part in zip(weights, whole.split(sizes), strict=True):
-        x.data = part
-    return whole
-
-
 def product_parts(model: Any) -> list[Part]:
     """Without gradients."""
     parts: list[Part] = []
@@ -232,25 +219,13 @@ def product_parts(model: Any) -> list[Part]:
             if hasattr(module, "act_fn") and "forward" not in vars(module) and _same_gate(module, gate, weight):
                 parts.append((module, "forward", gate))
             else:
-                parts += siblings(layers, weight, bias)
+                together = ComputedTogether(partial(_products, weight, bias, [len(x.weight) for x in layers]))
+                parts += [(layer, "forward", partial(together, i)) for i, layer in enumerate(layers)]
     return parts
 
 
-def siblings(layers: list[Any], weight: Tensor, bias: Tensor | None) -> list[Part]:
-    """The first of these layers to be called with an input computes the outputs of all."""
-    sizes, waiting = [len(x.weight) for x in layers], dict[int, Tensor]()
-    seen: list[Any] = [None]
-
-    def output(which: int, x: Any) -> Tensor:
-        if seen[0] is not x or which not in waiting:
-            seen[0] = x
-            waiting.update(enumerate(F.linear(x, weight, bias).split(sizes, -1)))
-        found = waiting.pop(which)
-        if not waiting:  # a graph would keep their memory
-            seen[0] = None
-        return found
-
-    return [(layer, "forward", partial(output, i)) for i, layer in enumerate(layers)]
+def _products(weight: Tensor, bias: Tensor | None, sizes: list[int], x: Tensor) -> Any:
+    return F.linear(x, weight, bias).split(sizes, -1)
 
 
 @triton.jit

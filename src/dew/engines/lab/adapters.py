@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dew.decoding.buffers import SAME_INPUT
+from dew.decoding.same_input import SAME_INPUT, ComputedTogether, joined
 from dew.engines.lab.tasks import generator
 from dew.engines.lab.tiny import HAS_TRITON
 from dew.errors import ConfigError, Problem
@@ -64,24 +64,17 @@ class StackedLinear(nn.Module):
         self.base, self.a, self.b = base, a, b
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.joined(x, self.number)
+        return self.joined.output(self.number, x)
 
 
 class Joined:
-    """Linear layers that read the same input, one after the other: the first call computes them all."""
+    """Linear layers that read the same input."""
 
     def __init__(self, layers: Sequence[StackedLinear], rows: Rows, scale: float) -> None:
         self.layers, self.rows, self.scale = layers, rows, scale
-        self._read: Tensor | None = None
-        self._left = dict[int, Tensor]()
-        bases = [x.base for x in layers]
-        self.weight: Tensor = bases[0].weight
-        self.bias: Tensor | None = bases[0].bias
-        if len(layers) > 1:  # the layers keep views
-            self.weight = torch.cat([x.weight for x in bases])
-            self.bias = None if self.bias is None else torch.cat([x.bias for x in bases])
-            for base, part in zip(bases, self.weight.split([x.out_features for x in bases]), strict=True):
-                base.weight = nn.Parameter(part, requires_grad=False)
+        self.output, bases = ComputedTogether(self._product), [x.base for x in layers]
+        self.weight = joined([x.weight for x in bases])
+        self.bias = None if bases[0].bias is None else joined([x.bias for x in bases])
         self.a, self.b = ([getattr(x, side) for x in layers] for side in "ab")
         self.low = tuple(torch.cat(x, i).to(self.weight.dtype).detach() for x, i in ((self.a, 2), (self.b, 1)))
         """What kernels read, in the dtype of the base."""
@@ -95,14 +88,6 @@ class Joined:
             self._kernels, device = lora_kernels, self.weight.device
             sizes = ([bases[0].in_features], rank * len(bases)), ([x.out_features for x in bases], rank)
             self._layouts = [lora_kernels.Layout(*x, device) for x in sizes]
-
-    def __call__(self, x: Tensor, number: int) -> Tensor:
-        if self._read is not x or number not in self._left:
-            self._read, self._left = x, dict(enumerate(self._product(x)))
-        found = self._left.pop(number)
-        if not self._left:
-            self._read = None
-        return found
 
     def _product(self, x: Tensor) -> Sequence[Tensor]:
         if self.weight.is_cuda and HAS_TRITON:
