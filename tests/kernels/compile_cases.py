@@ -1,6 +1,6 @@
 """Compile every Triton kernel for GPUs of one architecture, without one. Run by test_triton.py:
 
-python compile_cases.py 90                      Hopper; 80 Ampere, 89 Ada, 100 Blackwell
+python compile_cases.py 90                      Hopper; 75 Turing, 80 Ampere, 89 Ada, 100 and 120 Blackwell
 python compile_cases.py 90 decoder draws        some of the cases
 """
 
@@ -21,7 +21,7 @@ from dew.kernels import Head, triton
 from dew.kernels.chunked import Statistics
 
 KIB = 1024
-SHARED = {80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB}
+SHARED = {75: 64 * KIB, 80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
 """Shared memory of a program on each architecture."""
 ARCHITECTURE = int(sys.argv[1])
 compiled: dict[str, int] = {}

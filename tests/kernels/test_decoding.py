@@ -404,14 +404,12 @@ def test_the_trainer_samples_with_it_and_with_the_weights_of_the_step(tmp_path, 
 
 
 @pytest.mark.usefixtures("captured")
-def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, caplog):
-    def fails(*_):
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(Decoder, "scored", fails)
+@pytest.mark.parametrize("error", [RuntimeError("not permitted when capturing"), Exception("out of resource")])
+def test_a_failure_falls_back_to_generate_and_says_so(tmp_path, monkeypatch, caplog, error):
+    monkeypatch.setattr(Decoder, "scored", mock.Mock(side_effect=error))
     trl_tiny.trainer(tmp_path, max_steps=2).train()
     warnings = [record.message for record in caplog.records if "Captured sampling failed" in record.message]
-    assert len(warnings) == 1 and "not permitted" in warnings[0]
+    assert len(warnings) == 1 and str(error) in warnings[0]
 
 
 def test_a_failed_capture_restores_the_stream_and_the_generator(monkeypatch):

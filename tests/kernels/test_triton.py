@@ -11,7 +11,7 @@ TESTS = Path(__file__).parents[1]
 CASES = [TESTS / "kernels" / "triton_cases.py", TESTS / "lab" / "kernel_cases.py"]
 FEW = (
     "entropy_gradients and dtype0 or frozen and shape1 or unlikely and True or drawn and 1.0"
-    " or to_pages and 24 or fused_parts and qwen2 and 32 or kernel_cases and not 65 and not a_policy and not adapters"
+    " or to_pages and 24 or fused_parts and qwen2 and 32 or gpu_stay or kernel_cases and not 65 and not a_policy and not adapters"
     " or adapters and 130 and True"
 )
 """Each kernel once; the interpreter is slow."""
@@ -46,7 +46,7 @@ def test_some_compile_for_blackwell_without_a_gpu():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["80", "89", "90", "100"])
+@pytest.mark.parametrize("architecture", ["75", "80", "89", "90", "100", "120"])
 def test_all_compile_without_a_gpu(architecture):
     compile_for(architecture)
 

@@ -2,11 +2,13 @@
 
 import math
 import os
+from unittest import mock
 
 import pytest
 import torch
 from scipy.stats import chisquare
 from transformers import AutoConfig, AutoModelForCausalLM
+from triton.runtime.errors import OutOfResources
 
 import operator_cases
 from dew.decoding import Decoder, Draw, buffers, draw_kernel, fused
@@ -207,6 +209,21 @@ def test_fused_parts_of_a_decoder(family, longer, trained, monkeypatch):
     decoder._release()
     assert changed == decoder.answers(prompts, 6)
     assert all("forward" not in vars(m) for m in model.modules())
+
+
+def test_parts_whose_kernels_do_not_run_on_this_gpu_stay(monkeypatch):
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = AutoConfig.for_model("qwen2", **shape, num_key_value_heads=2, vocab_size=40)
+    model = AutoModelForCausalLM.from_config(config).to(DEVICE).eval().requires_grad_(False)
+    for name in ("_rotary_kernel", "_silu_kernel", "_attention_kernel"):
+        monkeypatch.setitem(vars(fused), name, mock.MagicMock(**{"__getitem__.return_value": fails}))
+    parts, attention = _fused_parts(model)
+    assert attention == "dew_gathered" and len(parts) == 5 + 2 * 5  # norms; every product, but no gate as a whole
+    assert not any(name == "apply_rotary_pos_emb" for _, name, _ in parts)
+
+
+def fails(*_, **__):
+    raise OutOfResources(240, 227, "shared memory")
 
 
 @pytest.mark.parametrize("parts", [1, 8])

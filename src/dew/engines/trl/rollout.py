@@ -168,7 +168,7 @@ class CapturedSampling:
             return None
         try:
             return self._decoder.scored(prompt_ids, self._trainer.max_completion_length)
-        except RuntimeError as error:
+        except Exception as error:  # PyTorch's, or Triton's on a GPU that a kernel does not run on
             reason = str(error.__context__ or error).split("\n")[0]  # PyTorch raises again when the capture ends
             logger.warning("Captured sampling failed (%s); sampling with generate from now on.", reason)
             self._copy, self._decoder = None, None
