@@ -11,8 +11,8 @@ TESTS = Path(__file__).parents[1]
 CASES = [TESTS / "kernels" / "triton_cases.py", TESTS / "lab" / "kernel_cases.py"]
 FEW = (
     "entropy_gradients and dtype0 or frozen and shape1 or unlikely and True or drawn and 1.0"
-    " or to_pages and 24 or fused_parts and qwen2 and 32 or gpu_stay or kernel_cases and not 65 and not a_policy and not adapters"
-    " or adapters and 130 and True"
+    " or to_pages and 24 or fused_parts and qwen2 and 32 or kernel_cases and not 65 and not a_policy and not adapters"
+    " or adapters and 130 and True or gpu_stay"
 )
 """Each kernel once; the interpreter is slow."""
 
