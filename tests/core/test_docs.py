@@ -116,7 +116,7 @@ def test_metrics_that_are_described_exist():
     source = "".join(path.read_text() for path in (SRC / "losses.py", *files))
     written = [re.escape(x) for x in set(re.findall(r'"(\w+(?:/[\w{}]+)?)"', source))]
     exists = re.compile("|".join(re.sub(r"\\{\w+\\}", r"\\w+", x) for x in written))
-    for heading in ("Rewards", "Entropy", "Credit", "Predicted outcomes", "Groups", "The update", "Lengths", "Time"):
+    for heading in ("Rewards", "Entropy", "Credit", "Groups", "The update", "Lengths", "Time"):
         for metric in in_table("docs/metrics.md", f"## {heading}") - {"reward/<part>"}:
             assert exists.fullmatch(metric), f"nothing in src/dew writes {metric}"
 
