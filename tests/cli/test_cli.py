@@ -260,9 +260,9 @@ import sys
 from dew.cli.console import out, show_markdown
 out.print("Words are never cut in two, and a path stays whole: /" + "long/" * 20)
 show_markdown("gtpo is ahead.\\n\\n"
-              "| difference | seeds | mean accuracy in training | accuracy at the end of training |\\n"
-              "| --- | --- | --- | --- |\\n"
-              "| gtpo(placebo=True) - dapo(credit=maxrl) | 8 | **+0.020 [+0.016, +0.024]** | +0.001 [-0.1, +0.1] |")
+              "| difference | seeds | mean accuracy in training | accuracy at the end of training | p |\\n"
+              "| --- | --- | --- | --- | --- |\\n"
+              "| gtpo(placebo=True) - dapo(credit=maxrl) | 8 | **+0.020 [+0.016, +0.024]** | +0.001 [-0.1, +0.1] |  |")
 """
 
 
@@ -286,6 +286,7 @@ def test_a_terminal_wraps_at_words_and_fits_tables():
     table = lines[lines.index("gtpo is ahead.") :]
     assert max(map(len, table)) <= 80 and any("mean accuracy in training" in x and "+0.024]" in x for x in table)
     assert table[2].strip() == "gtpo(placebo=True) - dapo(credit=maxrl)"  # on a line of its own, in one piece
+    assert "p" not in [line.strip() for line in table]  # has no value
 
 
 # ---- how a run is going -------------------------------------------------------------------------

@@ -154,7 +154,8 @@ def _block(names: Sequence[Text], values: Sequence[Text]) -> Table:
     """A row of a table that is too wide: a line for each of its columns."""
     grid = Table.grid(padding=(0, 2))
     for name, value in zip(names, values, strict=True):
-        grid.add_row("", name, value)
+        if value:
+            grid.add_row("", name, value)
     return grid
 
 
