@@ -82,6 +82,7 @@ def main(out: Path) -> None:
             if "groups" in address:
                 tab.wait_for_selector(".group-title")
             tab.wait_for_timeout(500)
+            tab.get_by_text("Searching …").wait_for(state="hidden")
             tab.screenshot(path=out / f"{name}.png")
             tab.close()
         browser.close()

@@ -152,7 +152,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["train", "tiny/countdown", "trainer.nnodes=2"], 1, "--engine verl"),
         (["eval", "tiny", "--engine", "sglang"], 2, "is not one of 'transformers', 'vllm'"),
         (["eval", "tiny", "--settings", "numbers"], 1, "not a mapping"),
-        (["explain", "nowhere.jsonl"], 1, "cannot be read"),
+        (["explain", "nowhere.jsonl"], 1, "error: nowhere.jsonl: no such file.\n"),
     ],
 )
 def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkeypatch):
@@ -228,7 +228,23 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert "Choose one of: 0." in dew("explain", tmp_path / "mine", "--step", 5, "--group", 7)[2]
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
     code, _, err = dew("explain", tmp_path)
-    assert code == 1 and f"Give one of its runs, e.g. {tmp_path / 'mine'}." in err
+    assert code == 1 and f"Give a run that has some, e.g. {tmp_path / 'mine'}." in err
+
+
+def test_explain_names_the_runs_of_a_lab_that_have_records(dew, tmp_path):
+    for seed in (0, 1):
+        RunFolder(tmp_path / "t" / f"dew-seed{seed}").write_run({"engine": "lab", "seed": seed})
+    write_records(tmp_path / "t" / "dew-seed0", 1, [group()])
+    for given in (tmp_path, tmp_path / "t" / "dew-seed1"):
+        code, _, err = dew("explain", given)
+        assert code == 1 and f"e.g. {tmp_path / 't' / 'dew-seed0'}." in err
+
+
+def test_explain_says_that_there_are_no_advantages(dew, tmp_path):
+    bare = [replace(answer, advantage=None) for answer in group().answers]
+    write_records(tmp_path, 1, [replace(group(), answers=bare)])
+    code, out, _ = dew("explain", tmp_path)
+    assert code == 0 and "No advantages were recorded." in out and "full colour" not in out
 
 
 def test_black_text_is_readable_on_every_credit():
@@ -244,8 +260,9 @@ import sys
 from dew.cli.console import out, show_markdown
 out.print("Words are never cut in two, and a path stays whole: /" + "long/" * 20)
 show_markdown("gtpo is ahead.\\n\\n"
-              "| difference | seeds | mean accuracy in training | accuracy at the end of training |\\n"
-              "| --- | --- | --- | --- |\\n| gtpo - dapo | 8 | **+0.020 [+0.016, +0.024]** | +0.001 [-0.1, +0.1] |")
+              "| difference | seeds | mean accuracy in training | accuracy at the end of training | p |\\n"
+              "| --- | --- | --- | --- | --- |\\n"
+              "| gtpo(placebo=True) - dapo(credit=maxrl) | 8 | **+0.020 [+0.016, +0.024]** | +0.001 [-0.1, +0.1] |  |")
 """
 
 
@@ -268,6 +285,8 @@ def test_a_terminal_wraps_at_words_and_fits_tables():
     assert "/" + "long/" * 20 in lines
     table = lines[lines.index("gtpo is ahead.") :]
     assert max(map(len, table)) <= 80 and any("mean accuracy in training" in x and "+0.024]" in x for x in table)
+    assert table[2].strip() == "gtpo(placebo=True) - dapo(credit=maxrl)"  # on a line of its own, in one piece
+    assert "p" not in [line.strip() for line in table]  # has no value
 
 
 # ---- how a run is going -------------------------------------------------------------------------

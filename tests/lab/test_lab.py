@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -589,6 +590,34 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path, dew):
         assert code == 1 and says in err
 
 
+@pytest.mark.parametrize(("seconds", "saved"), [(0.0, [1, 2, 3, 4]), (1.0, [1, 3])])
+def test_checkpoints_take_a_small_share_of_the_time(seconds, saved, easy, tmp_path, monkeypatch):
+    """By this clock a generation takes 31 s. A checkpoint that takes 1 s is followed by a pause of 50 s."""
+    module, clock, found = sys.modules["dew.engines.lab.study"], [0.0], []
+
+    def generation(self, number):
+        clock[0] += 31
+        train(self, number)
+
+    def save(folder, task, stack):
+        found.append(len(stack.history))
+        clock[0] += seconds
+
+    train = Stack.generation
+    monkeypatch.setattr(Stack, "generation", generation)
+    monkeypatch.setattr(module, "_save", save)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    how = easy | {"settings": dataclasses.replace(TINY, generations=5)}
+    study(["dapo"], output=tmp_path / "x", seeds=1, say=lambda _: None, **how)
+    assert found == saved
+
+
+def test_a_quick_study_says_that_two_seeds_are_too_few_only_if_there_are_two(dew):
+    said = [dew("lab", "unknown", "--quick", *flags)[1] for flags in ([], ["--seeds", 8], ["--benchmark"])]
+    assert "Two seeds" in said[0] and "Use --seeds 8" in said[0] and not said[1]
+    assert "Two seeds" in said[2] and "--seeds" not in said[2]
+
+
 def test_studies_that_cannot_be_paired_are_not_merged(easy, tmp_path):
     study(["dapo"], seeds=1, output=tmp_path / "a", say=str, **easy)
     for name in "bc":
@@ -664,6 +693,14 @@ def test_comparisons_at_the_same_rate_at_the_best_rates_and_with_the_control():
     assert "confirm them on others" in page
     with pytest.raises(ConfigError, match="Did you mean 'control'"):
         differences(found, "t", compare="controls")
+
+
+@pytest.mark.parametrize("seeds", [2, 6])
+def test_the_number_of_seeds_that_it_takes_is_not_guessed_from_two(seeds, tmp_path):
+    found = invented({("a", 1.0): [0.5] * seeds, ("b", 1.0): [0.5 + 0.1 * (i % 2) for i in range(seeds)]})
+    RunFolder(tmp_path).write_scores([{"k": 4, "solved": [[1, 2, 3]]}])
+    text = markdown([dataclasses.replace(result, folder=tmp_path) for result in found])
+    assert ("seeds for a power" in text) == (seeds == 6)
 
 
 def test_a_task_without_runs_of_the_baseline_has_no_verdict_but_differences_from_controls():

@@ -1,6 +1,7 @@
 """`dew lab` on language models: adapters of many runs stacked on one model."""
 
 import json
+import math
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -354,6 +355,7 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
     found = run_study(tmp_path / "whole", seeds=1)
     assert len(found) == 2 and {"area", "pass@1", "pass@2"} <= found[0].scores.keys()
     monkeypatch.setattr(studies, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(studies, "CHECKPOINT_SHARE", math.inf)
     generation, calls = Stack.generation, []
 
     def interrupted(self, number):

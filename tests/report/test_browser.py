@@ -577,6 +577,11 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)
     assert len(set(marks)) == 12 and page.chosen("Seeds") == "mean" and page.chosen("Show") == "differences"
+    log = "#view-curves .chart >> nth=0 >> button:text-is('log')"
+    assert not page.tab.is_visible(log)  # differences have both signs
+    page.choose("Show", "values")
+    assert page.tab.is_visible(log)
+    page.choose("Show", "differences")
     page.tab.hover(".chip:has-text('synthetic(9)')")
     last, base = ([content["runs"][r]["metrics"]["entropy"][-1] for r in arms[k]["runs"]] for k in (9, 0))
     chart = page.tab.locator("[data-metrics=entropy]")

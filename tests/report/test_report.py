@@ -175,6 +175,35 @@ def test_rules_to_compare_are_named_on_the_command_line(run: Path, tmp_path: Pat
     assert code == 0 and report_of(tmp_path / "page.html")["rules"][-1]["label"] == "gtpo(alpha2=0.7)"
     code, _, err = dew("report", run, "--compare", "gtpp", "-o", tmp_path / "other.html")
     assert code == 1 and "Did you mean 'gtpo'?" in err and not (tmp_path / "other.html").exists()
+    code, _, err = dew("report", run, "--compare", "kl_cov", "-o", tmp_path / "page.html")
+    assert code == 0 and "kl_cov is not in Compare" in err
+
+
+def test_a_rule_to_compare_that_gives_nan_is_an_error(
+    run: Path, tmp_path: Path, monkeypatch: Any, dew: Any, algorithm_registry: Any
+) -> None:
+    (tmp_path / "rules.py").write_text(
+        "from dew.algorithms import DAPO\nclass Mine(DAPO):\n    name = 'mine'\n"
+        "    def advantages(self, rollouts):\n        return super().advantages(rollouts) / 0.0\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    code, _, err = dew("report", run, "--compare", "rules.py:Mine", "-o", tmp_path / "page.html")
+    assert code == 1 and "mine: some advantages are NaN or infinite." in err and "Warning" not in err
+
+
+def test_a_run_that_is_named_twice_is_read_once(run: Path, tmp_path: Path) -> None:
+    page = build([run.parent, run, run / ".." / run.name], tmp_path / "page.html")
+    assert len(report_of(page)["runs"]) == 1
+
+
+def test_what_is_not_a_run_is_named(tmp_path: Path, dew: Any) -> None:
+    (tmp_path / "mine.jsonl").write_text("{}")
+    assert f"a file of token records: dew report --records {tmp_path / 'mine.jsonl'}" in dew(
+        "report", tmp_path / "mine.jsonl"
+    )[2].replace("\n", " ")
+    (tmp_path / "study").mkdir()
+    (tmp_path / "study" / "grid.json").write_text('{"settings": {}, "arms": ["dapo"], "sources": {}}')
+    assert "no run has finished yet." in dew("report", tmp_path / "study")[2]
 
 
 def test_charts_of_the_metrics() -> None:
@@ -472,7 +501,7 @@ def test_an_alarm_of_several_runs_is_one_finding() -> None:
     made = [run_with(name, "grpo", i) for i, name in enumerate("abc")]
     runs = [replace(run, alarms=[alarm], facts={**run.facts, "alarms": {"truncated": 7}}) for run in made]
     found = [f for f in content_of(runs)["findings"] if f.get("alarm")]
-    assert [f["text"] for f in found] == ["a: Too long. (step 3, 7 steps in all) In 3 of 3 runs of grpo."]
+    assert [f["text"] for f in found] == ["a: Too long (step 3, 7 steps in all). In 3 of 3 runs of grpo."]
 
 
 @pytest.mark.parametrize(
@@ -493,7 +522,10 @@ def test_why_a_run_ended_is_the_first_finding(tmp_path, status, error, checkpoin
     if status == "running":
         with lock(folder.path):
             page = report_of(build([folder.path]))
-            assert page["findings"][0]["text"].startswith("Too long.") and page["runs"][0]["facts"]["status"] == status
+            assert (
+                page["findings"][0]["text"].startswith("Too long (step 3).")
+                and page["runs"][0]["facts"]["status"] == status
+            )
     content = report_of(build([folder.path]))
     assert content["findings"][0]["text"].startswith(says) and remedy in content["findings"][0]["remedy"]
     assert content["headline"] == "12 of 60 steps: 50% solved"

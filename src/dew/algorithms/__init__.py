@@ -157,6 +157,7 @@ def _own_class(name: str) -> type[Algorithm]:
         reason = f"{type(error).__name__}: {error}".splitlines()[0].rstrip(".")
         not_found = isinstance(error, OSError | ImportError) and not line
         remedy = "Write module:Class or file.py:Class." if not_found else ""
+        reason = f"there is no {where}" if isinstance(error, FileNotFoundError) and not_found else reason
         what = f"algorithm={name!r} cannot be imported ({reason}{line})."
         raise ConfigError(Problem(what, remedy=DECORATOR if "frozen dataclass" in reason else remedy)) from error
     found = getattr(module, attribute, None)

@@ -14,6 +14,9 @@ from dew.credit import wrong_sign
 from dew.errors import Problem, ShapeError, unknown, user_line
 from dew.rollouts import Rollouts
 
+DIVISION = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
+"""What to do about credit that is NaN."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:

@@ -161,7 +161,7 @@ def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
 
 # ── dew lab ─────────────────────────────────────────────────────────────────────────────────────────────────
 QUICK_RATE = 2e-3
-TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like. Use --seeds 8 or more for a verdict."
+TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like."
 
 
 @app.command()
@@ -192,8 +192,8 @@ def lab(
     """
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
-    if quick:
-        out.print(TOO_FEW)
+    if quick and not seeds:
+        out.print(TOO_FEW if benchmark else f"{TOO_FEW} Use --seeds 8 or more for a verdict.")
     if benchmark:
         if task or reward or seeds or first_seed or settings:
             remedy = "Leave out all but --model, --learning-rate, --out and --quick."

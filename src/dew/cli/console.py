@@ -134,9 +134,11 @@ def show_markdown(text: str) -> None:
         head, _, *rows = ([Text(x.strip("*"), "bold" * ("**" in x)) for x in row[2:-2].split(" | ")] for row in block)
         table = _table(head, rows)
         if out.measure(table, options=out.options.update(max_width=10_000)).maximum > out.width:
-            long = [[row[0] if k == 1 else Text(), head[k], row[k]] for row in rows for k in range(1, len(head))]
-            table = _table([head[0], Text(), Text()], long)
-        out.print(table)
+            for row in rows:
+                out.print(row[0])
+                out.print(_block(head[1:], row[1:]))
+        else:
+            out.print(table)
 
 
 def _table(head: Sequence[Text], rows: Iterable[Sequence[Text]]) -> Table:
@@ -146,6 +148,15 @@ def _table(head: Sequence[Text], rows: Iterable[Sequence[Text]]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _block(names: Sequence[Text], values: Sequence[Text]) -> Table:
+    """A row of a table that is too wide: a line for each of its columns."""
+    grid = Table.grid(padding=(0, 2))
+    for name, value in zip(names, values, strict=True):
+        if value:
+            grid.add_row("", name, value)
+    return grid
 
 
 BLUES, ORANGES = ("#d7d7ff", "#afd7ff", "#87afff", "#5f87ff"), ("#ffd7af", "#ffaf5f", "#ff8700", "#d75f00")

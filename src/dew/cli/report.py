@@ -101,9 +101,11 @@ def _read(source: Path, step: int | None) -> list[GroupRecord]:
         return read_records(record_path(source, step))
     files = RunFolder(source).record_files()
     if not files:
-        runs = run_folders(source)[:3]
+        of_lab = RunFolder(source).run().get("engine") == "lab"  # which records the first seed
+        inside = run_folders(source.parent if of_lab else source)
+        runs = [str(run) for run in inside if RunFolder(run).record_files()][:3]
         remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
-        remedy = f"Give one of its runs, e.g. {', '.join(map(str, runs))}." if runs else remedy
+        remedy = f"Give a run that has some, e.g. {', '.join(runs)}." if runs else remedy
         raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
     groups, _, damaged = read_sample(files)
     if not groups:
@@ -119,7 +121,12 @@ def _show_group(group: GroupRecord) -> None:
         out.print(f"gold: {printable(group.gold)}")
     scale = max((abs(A) for a in group.answers for A in a.advantage or ()), default=0.0)
     legend = f"advantages of {group.algorithm or 'the run'}: blue positive, orange negative, full colour = ±{scale:.3f}"
-    out.print(Text(f"{legend}; underlined: the wrong sign for its answer\n", style="dim"))
+    legend = (
+        f"{legend}; underlined: the wrong sign for its answer"
+        if any(a.advantage for a in group.answers)
+        else "No advantages were recorded."
+    )
+    out.print(Text(f"{legend}\n", style="dim"))
     for number, (a, above) in enumerate(zip(group.answers, above_mean(group).tolist(), strict=True), start=1):
         live, credit = a.live or [True] * len(a.tokens), a.advantage or [0.0] * len(a.tokens)
         flipped = [trains and A * above < 0 for trains, A in zip(live, credit, strict=True)]

@@ -50,7 +50,8 @@ def build_from_records(file: Path, out: Path | None = None, rules: Sequence[str]
 def read_content(folders: Sequence[Path], rules: Sequence[str] = ()) -> Json:
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
-    runs = read_runs([run for folder in folders for run in run_folders(folder)])
+    found = {run.resolve(): run for folder in folders for run in run_folders(folder)}  # each once
+    runs = read_runs(list(found.values()))
     arms = [arm for folder in folders for arm in read_grid(folder).get("arms", [])]
     tasks = list(dict.fromkeys(str(run.facts.get("data")) for run in runs))
 

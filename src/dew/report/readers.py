@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from dew.compare.grid import read_grid
 from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import read_whole, stay_inside
 from dew.run.config import flat, parse_yaml
@@ -71,11 +72,16 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 
 def read_run(folder: Path, share: int = 1) -> Run:
     """The run in `folder`, one of `share` runs in a page; 0: without its token records."""
+    if folder.is_file():
+        remedy = f"Give the folder of a run. For a file of token records: dew report --records {folder}"
+        raise ConfigError(Problem(f"{folder}: a file, not a folder.", remedy=remedy))
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
     stay_inside(folder)
     if kind := _kind(folder):
         return _dew_run(folder, share) if kind == "dew" else _trl_run(folder)
+    if read_grid(folder):
+        raise ConfigError(Problem(f"{folder}: no run has finished yet.", remedy=f"`dew view {folder}` waits for one."))
     what = f"{folder}: not the folder of a run."
     why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json (TRL)."
     remedy = "For anything else, write the JSONL of docs/records.md and pass it with --records."

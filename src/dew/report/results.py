@@ -286,8 +286,9 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
         counted = runs[i].facts.get("alarms")
         n = counted.get(name) if isinstance(counted, dict) else None
         more = f", {n} steps in all" if isinstance(n, int) and n > 1 else ""
-        when = f" (step {steps[0]}{more})" if steps else ""
-        text = f"{_who(runs, i)}{alarms[0].get('message') or name}{when}{also}"
+        message = str(alarms[0].get("message") or name)
+        when = f"{message.removesuffix('.')} (step {steps[0]}{more})." if steps else message
+        text = f"{_who(runs, i)}{when}{also}"
         remedy = str(alarms[0].get("remedy") or "")
         found.append({"kind": "bad", "alarm": name, "text": text, "remedy": remedy, "link": "#curves"})
     return found

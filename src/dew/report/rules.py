@@ -5,7 +5,8 @@ computed here, by the rule, with the recorded groups of a step as the batch.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from itertools import groupby
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dew.errors import DewError
+from dew.errors import DewError, Problem, ShapeError
 from dew.run.records import GroupRecord, Json
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ PLAIN: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 """The settings that the page's formulas can have; a group's record may lack any of them."""
 DIGITS = 3
+log = logging.getLogger(__name__)
 
 Batch = list[tuple[int, GroupRecord]]
 """Groups of one step, each with its number."""
@@ -47,15 +49,22 @@ def credit_by_rule(
     They are the registered rules, those of the groups, and those `given` (`gtpo(alpha2=0.5)`, `rules.py:Mine`); rules
     with the same credit in all groups are one. Credit is by the number of the group, over all runs, and of the rule.
     """
+    from dew.algorithms import parse_algorithm
+
+    asked = {rule.label: rule for rule in map(parse_algorithm, given)}
     numbered = enumerate(group for groups in runs for group in groups)
     batches = [batch for groups in runs for batch in _batches([next(numbered) for _ in groups])]
-    rules = _rules([group for _, batch in batches for _, group in batch], given) if batches else {}
+    rules = _rules([group for _, batch in batches for _, group in batch], asked.values()) if batches else {}
     found: dict[str, Json] = {}
     by_group: dict[int, dict[int, Values]] = {}
     for label, rule in rules.items():
         method, credit = method_of(rule.name, asdict(rule)), {}
         if method in (None, "GRPO"):
-            credit = dict(pair for rollouts, batch in batches for pair in _credit(rule, rollouts, batch))
+            credit = dict(
+                pair for rollouts, batch in batches for pair in _credit(rule, rollouts, batch, label in asked)
+            )
+        if method or credit:
+            asked.pop(label, None)
         key = json.dumps(credit) if credit else label
         if key in found:
             found[key]["label"] += f", {label}"
@@ -63,17 +72,19 @@ def credit_by_rule(
             for n, values in credit.items() if method is None else ():
                 by_group.setdefault(n, {})[len(found)] = values
             found[key] = {"label": label, "method": method, "settings": asdict(rule)}
+    for label in asked:
+        log.warning(f"{label} is not in Compare: it has a loss of its own, or reads what the records do not hold.")
     return list(found.values()), by_group
 
 
-def _rules(groups: Sequence[GroupRecord], given: Sequence[str]) -> "dict[str, Algorithm]":
+def _rules(groups: Sequence[GroupRecord], given: "Iterable[Algorithm]") -> "dict[str, Algorithm]":
     """By label."""
-    from dew.algorithms import Algorithm, get_algorithm, list_algorithms, parse_algorithm
+    from dew.algorithms import Algorithm, get_algorithm, list_algorithms
 
     found = list(map(get_algorithm, list_algorithms()))
     own = {json.dumps([g.algorithm, dict(g.settings)], sort_keys=True, default=str): g for g in groups}
     found += filter(None, (recorded_rule(g.algorithm, g.settings) for g in own.values()))
-    found += map(parse_algorithm, given)
+    found += given
     # The loss of some changes their credit, by the policy that is being trained.
     fits = [a for a in found if type(a).loss is Algorithm.loss and not (a.engine_loss or a.penalises)]
     return {a.label: replace(a, overlong="none") for a in fits}  # that penalty is in the records' `extra`
@@ -122,15 +133,18 @@ def _rollouts(groups: Sequence[GroupRecord]) -> "Rollouts":
     return Rollouts(**recorded | {"mask": torch.from_numpy(mask), "tokens": recorded["tokens"].long()})
 
 
-def _credit(rule: "Algorithm", rollouts: "Rollouts", batch: Batch) -> Iterator[tuple[int, Values]]:
+def _credit(rule: "Algorithm", rollouts: "Rollouts", batch: Batch, asked: bool) -> Iterator[tuple[int, Values]]:
     """The credit of each group of a batch; nothing where they lack what the rule reads."""
-    from dew.algorithms.credit import advantages_of
+    from dew.algorithms.credit import DIVISION, advantages_of
 
     if rule.needs_entropy == "current" or any(getattr(rollouts, name) is None for name in rule.signals):
         return
     exact, mask = advantages_of(rule, rollouts).numpy(), rollouts.mask.numpy()
+    if asked and not np.isfinite(exact[mask]).all():
+        raise ShapeError(Problem(f"{rule.name}: some advantages are NaN or infinite.", remedy=DIVISION))
+    exact = np.nan_to_num(exact)
     size = 10.0 ** (DIGITS - 1 - np.floor(np.log10(np.abs(np.where(exact == 0, 1.0, exact)))))
-    credit = np.nan_to_num(np.round(exact * size) / size)
+    credit = np.round(exact * size) / size
     low, high = np.where(mask, credit, np.inf).min(-1), np.where(mask, credit, -np.inf).max(-1)
     for p, (n, group) in enumerate(batch):
         yield (

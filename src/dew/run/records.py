@@ -217,6 +217,8 @@ def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord
     number = 0
     if not is_plain(path):
         raise RecordError(f"{path}: a folder, a pipe or a device, not a regular file.")
+    if not path.exists():
+        raise RecordError(f"{path}: no such file.")
     try:
         lines = [(number, line) for number, line in enumerate(_lines(path)) if line.strip()]
         every = math.ceil(max(1.0, sum(len(line) for _, line in lines) / max(1.0, size)))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm, parse_algorithm, source_digest
 from dew.algorithms.base import Part
-from dew.algorithms.credit import give_credit
+from dew.algorithms.credit import DIVISION, give_credit
 from dew.engines.lab.tasks import generator
 from dew.errors import ConfigError, DewError, Problem, ShapeError
 from dew.rollouts import Rollouts
@@ -144,8 +144,7 @@ class Team:
         found = {name: torch.where(signal[:, None, None], x, 0) for name, x in found.items()}
         if not all(found[name].isfinite().all() for name in TRAINED if name in found):
             what = f"{self.algorithm.name}: some advantages or penalties are NaN or infinite."
-            remedy = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
-            raise ShapeError(Problem(what, remedy=remedy))
+            raise ShapeError(Problem(what, remedy=DIVISION))
         return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
 
     def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:

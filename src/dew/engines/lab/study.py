@@ -40,8 +40,10 @@ from dew.run.records import AnswerRecord, GroupRecord, Json
 
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
-CHECKPOINT_SECONDS = 480.0
-"""Between states of a stack that are kept: so little is lost when a study is interrupted."""
+CHECKPOINT_SECONDS = 30.0
+"""At least, between checkpoints of a stack."""
+CHECKPOINT_SHARE = 0.02
+"""Share of the time that writing them may take: those of a large stack are gigabytes."""
 CHECKPOINT = ".stack.pt"
 PARTS = 10
 """Lines on the progress of a stack."""
@@ -239,7 +241,7 @@ class _Training:
         began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
         if before:
             stack.load(before["state"])
-        first, saved = len(stack.history) + 1, began
+        first, saved, pause = len(stack.history) + 1, began, CHECKPOINT_SECONDS
         for number in range(first, generations + 1):
             stack.generation(number - 1)
             if stack.settings.evaluated(number):
@@ -251,9 +253,10 @@ class _Training:
                 line = f"{stack.task.name}: generation {number} of {generations}, accuracy {accuracy:.3f}; "
                 self.say(f"{line}{f'{waiting} runs wait; ' * (waiting > 0)}{left:.1f} min left")
             now = time.perf_counter()
-            if number < generations and (now > self.until or now - saved > CHECKPOINT_SECONDS):
+            if number < generations and (now > self.until or now - saved > pause):
                 _save(self.folder, task, stack)
                 saved = time.perf_counter()
+                pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
                 if now > self.until:
                     return False
         return True

@@ -127,7 +127,7 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
 
 def noise(found: Sequence[Difference], results: Sequence[Result]) -> Iterator[str]:
     """Where the noise of differences in pass@1 comes from, and how many seeds it takes to see 0.01."""
-    found = [d for d in found if d.pairs > 1]
+    found = [d for d in found if not d.too_few]
     sampled = [x for r in results if (x := _sampling_variance(r)) is not None]
     if not found or not sampled:
         return

@@ -147,12 +147,14 @@ function chart(runs, title, names, note, log) {
   function draw(box, width) {
     const zoom = plot?.scales.x;
     plot?.destroy();
-    logButton.setAttribute('aria-pressed', String(isLog));
+    const log = isLog && !isDifference(); // differences have both signs
+    logButton.hidden = isDifference();
+    logButton.setAttribute('aria-pressed', String(log));
     const [steps, found] = linesOf(runs, names);
     const many = found.length > MANY_LINES;
     const unnamed = quiet(`${found.length} lines: point at one`);
     let near = []; // the lines that are pointed at
-    const { data, ...lines } = plotSeries(steps, found, isLog, (line) => (near.length ? near.includes(line) : !many));
+    const { data, ...lines } = plotSeries(steps, found, log, (line) => (near.length ? near.includes(line) : !many));
     const show = (at) => {
       const when = quiet(at === null ? 'last' : `step ${whole(steps[at])}`);
       const chosen = many ? near : found;
@@ -168,7 +170,7 @@ function chart(runs, title, names, note, log) {
       focus(pointedAt(u, found));
       show(u.cursor.idx ?? null);
     };
-    const y = isLog ? { distr: 3 } : areShares && !isDifference() ? { range: [0, 1] } : {};
+    const y = log ? { distr: 3 } : areShares && !isDifference() ? { range: [0, 1] } : {};
     const paint = (u) => [drawShapes(u, steps, found, near), marks(u, runs)];
     const hooks = { setCursor: [point], draw: [paint] };
     plot = new uPlot({ ...plotOptions(width, y, many), ...lines, hooks }, data, box);
