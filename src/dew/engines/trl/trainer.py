@@ -73,6 +73,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._paper = dict(self.algorithm.paper)
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         super().__init__(model, limited, args, train_dataset, *others, **settings)
+        if not settings.get("rollout_func"):  # which may make text of the messages itself
+            rollout.check_chat_template(self.processing_class, train_dataset)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch; and since PyTorch
         # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
