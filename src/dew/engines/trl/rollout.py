@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from trl import is_conversational
 
 from dew.algorithms import Algorithm
 from dew.decoding import Decoder, Draw, SamplingCopy, refusal
@@ -63,13 +62,6 @@ def can_redraw(dataset: Any) -> bool:
     """Whether further prompts can be drawn from these data."""
     images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
     return not images and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-
-
-def check_chat_template(tokenizer: Any, dataset: Any) -> None:
-    if can_redraw(dataset) and getattr(tokenizer, "chat_template", None) is None and is_conversational(dataset[0]):
-        what = "The prompts are chat messages, and the model's tokenizer has no chat template."
-        remedy = "Choose a model with one, or prompts that are text; for a `task`, task_settings: {template: qwen-boxed}."
-        raise ConfigError(Problem(what, remedy=remedy))
 
 
 def fill_batch(
