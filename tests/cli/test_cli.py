@@ -136,6 +136,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
         (["resume", "nowhere"], 1, "nowhere: no such folder"),
         (["resume", "a_folder"], 1, "not the output_dir of a run"),
+        (["train", "tiny/countdown", "--model_name_or_path"], 1, "Write --model_name_or_path NAME."),
         (["train", "tiny/countdown", "--max_steps"], 1, "Write --max_steps VALUE."),
         (["train", "tiny/countdown", "--reward_funcs", "acuracy_reward"], 1, "Did you mean 'accuracy_reward'?"),
         (["export", "nowhere", "there"], 1, "nowhere does not exist.\n→ Give the folder of a run with a model."),
