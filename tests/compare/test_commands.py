@@ -119,7 +119,8 @@ def test_code_that_a_run_names_is_not_run_but_the_flags_to_do_so_are_shown(dew, 
         code, _, err = dew(*words)
         assert code == 1 and "own has no verifier of its own" in err and f"add {flags}, which runs that code." in err
     elsewhere = run("elsewhere", "dataset_name: some/data\nreward_funcs: accuracy_reward")
-    assert "trained on some/data, which is not a task.\n→ Add --task." in dew("eval", elsewhere)[2]
+    says = "trained on some/data, not on a `task` with held-out problems.\n→ Add --task: a file, "
+    assert says in dew("eval", elsewhere)[2]
     assert not asked
     assert dew("eval", run("built-in", f"task: {data}\nreward_funcs: [math]"))[0] == 0
     assert asked[-1]["verifier"].name == "math" and asked[-1]["problems"].name == "own"

@@ -175,6 +175,13 @@ def test_a_missing_column_is_named(tmp_path):
         tiny.trainer(tmp_path, data=tiny.prompts().rename_column("prompt", "prompts"))
 
 
+def test_chat_messages_need_a_chat_template(tmp_path):
+    data = tiny.prompts().map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    with pytest.raises(ConfigError, match="tokenizer has no chat template"):
+        tiny.trainer(tmp_path, data=data)
+    tiny.trainer(tmp_path, data=data, others={"rollout_func": tiny.scripted})
+
+
 def test_a_rollout_function_may_bring_the_gold_answers(tmp_path):
     """Then the data set needs no column for them, and the trainer is built without looking at it."""
 

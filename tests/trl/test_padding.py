@@ -106,8 +106,17 @@ def test_no_cudnn_attention(tmp_path):
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
+def test_compiled_layers_are_not_compiled_again_for_sampling(tmp_path):
+    """`generate` has a cache of its own for every layer, and so a graph: beyond eight, torch stops compiling."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    tiny.trainer(tmp_path, outcome, data=DATA, **BATCH, torch_compile_backend="eager").train()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 4
+
+
 def test_compiled_layers_train_the_same_weights(tmp_path):
     found = {}
+    torch._dynamo.utils.counters.clear()
     for backend in (None, "eager"):
         torch._dynamo.reset()
         settings = {**BATCH, "torch_compile_backend": backend, "others": {"rollout_func": tiny.scripted}}

@@ -136,7 +136,9 @@ def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
     for name, run in runs.items():
         data = run.settings.get("dataset_name") or "several data sets" * ("datasets" in run.settings)
         if data and not task:
-            raise ConfigError(Problem(f"{name}: trained on {data}, which is not a task.", remedy="Add --task."))
+            what = f"{name}: trained on {data}, not on a `task` with held-out problems."
+            remedy = "Add --task: a file, a folder with a test split, or a data set such as gsm8k."
+            raise ConfigError(Problem(what, remedy=remedy))
     trained = {name: run for name, run in runs.items() if run.task}
     if not task and len({(str(run.task), str(run.task_settings)) for run in trained.values()}) > 1:
         each = [f"{name} on {run.task} {run.task_settings or ''}".rstrip() for name, run in trained.items()]

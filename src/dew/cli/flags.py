@@ -52,7 +52,7 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
         if keys["engine"] != "verl":
             what = f"{', '.join(settings['verl']) or 'verl'}: set for verl, but this run trains on {keys['engine']}."
             raise ConfigError(Problem(what, remedy="Add --engine verl, or remove it."), source="command line")
-    for name in ("algorithm", "output_dir"):
+    for name in ("algorithm", "output_dir", "model_name_or_path", "dataset_name"):
         if isinstance(keys.get(name), bool | list | dict):
             problem = Problem(f"{name}: {keys[name]!r} is not a name.", remedy=f"Write --{name} NAME.")
             raise ConfigError(problem, source="command line" if name in typed else run.source)

@@ -60,6 +60,9 @@ def resume(
     stay_inside(folder)
     config, on_verl = folder / "config.yaml", (folder / VERL_CONFIG).is_file()
     if not on_verl and (not config.is_file() or "actor_rollout_ref" in read_yaml(config)):  # the second is verl's own
+        if not folder.is_dir():
+            remedy = "Give the folder of a run, such as runs/NAME."
+            raise ConfigError(Problem(f"{folder}: no such folder.", remedy=remedy))
         remedy = "In Python: trainer.train(resume_from_checkpoint=True). With verl itself: trainer.resume_mode=auto."
         raise ConfigError(Problem(f"{folder} is not the output_dir of a run that `dew train` started.", remedy=remedy))
     changed: dict[str, Any] = {"output_dir": str(folder), **({"max_steps": max_steps} if max_steps else {})}

@@ -54,6 +54,8 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     """
     import torch
 
+    from dew.decoding import uncompiled
+
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     if is_vllm(model):
         return _sample_with_vllm(model, ids, sampling)
@@ -66,7 +68,7 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     devices, k = [model.device] if model.device.type == "cuda" else [], sampling.answers
     # Prompts of similar length together; longest first on a GPU: the buffers of the first fit the others.
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=bool(devices))
-    with torch.random.fork_rng(devices), torch.no_grad():
+    with torch.random.fork_rng(devices), torch.no_grad(), uncompiled(model):
         torch.manual_seed(sampling.seed)
         flat = _cut(draw([ids[i] for i in order for _ in range(k)]), tokenizer, ends)
     model.train(was_training)
@@ -81,13 +83,18 @@ def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
 
 
+def check_chat_template(tokenizer: Any, prompt: Any) -> None:
+    if not isinstance(prompt, str) and tokenizer.chat_template is None:
+        what = "The prompts are chat messages, and the tokenizer has no chat template."
+        remedy = "Use prompts that are text; for a task, task_settings: {template: plain}, or qwen-boxed for Qwen's."
+        raise ConfigError(Problem(what, remedy=remedy))
+
+
 def prompt_text(tokenizer: Any, prompt: Any) -> str:
     """The prompt as text, with the chat template applied to messages."""
+    check_chat_template(tokenizer, prompt)
     if isinstance(prompt, str):
         return prompt
-    if tokenizer.chat_template is None:
-        remedy = "Use a text template: task_settings: {template: plain}, or qwen-boxed for Qwen base models."
-        raise ConfigError(Problem("The prompts are chats, and the tokenizer has no chat template.", remedy=remedy))
     return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
 
 

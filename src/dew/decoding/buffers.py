@@ -8,7 +8,7 @@ where a row's pages begin and how many tokens they hold; transformers hands it o
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -250,3 +250,8 @@ def replaced(parts: list[Any]) -> Iterator[None]:
             delattr(owner, name)
         for saved in own:
             setattr(*saved)
+
+
+def uncompiled(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Without the compiled layers of training, which would be compiled again for the cache of every layer."""
+    return replaced([(m, "_compiled_call_impl", None) for m in model.modules() if m._compiled_call_impl])

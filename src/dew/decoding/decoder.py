@@ -18,7 +18,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of, replaced
+from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
 from dew.decoding.draw import Draw
 from dew.decoding.page_runs import Runs, run_sizes
 from dew.decoding.prompts import Prefill, Queue
@@ -159,9 +159,8 @@ class Decoder:
         """
         training = self.model.training
         self.model.eval()
-        compiled = [(m, "_compiled_call_impl", None) for m in self.model.modules() if m._compiled_call_impl]
         try:
-            with torch.no_grad(), replaced(compiled):  # compiled for training
+            with torch.no_grad(), uncompiled(self.model):
                 given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, told
                 tokens, *signals = self._run(*given, max_new_tokens, at_once or len(prompts))
         finally:

@@ -38,9 +38,10 @@ def verifier(name: str) -> "Verifier":
     return _find("verifier", name, VERIFIERS)
 
 
-def reward(name: str) -> Callable[..., list[float]]:
-    """The reward function with that name: a verifier or a format."""
-    return _find("reward", name, VERIFIERS | FORMATS, "Or name your own: module:function, file.py:function.")
+def reward(name: str, of_engine: Mapping[str, str] | None = None) -> Callable[..., list[float]]:
+    """The reward function with that name: a verifier, a format, or one of an engine (name -> module:attribute)."""
+    known = {**(of_engine or {}), **VERIFIERS, **FORMATS}
+    return _find("reward", name, known, "Or name your own: module:function, file.py:function.")
 
 
 def serve(channel: socket.socket, name: str) -> None:

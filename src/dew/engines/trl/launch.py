@@ -57,6 +57,10 @@ class Parsed:
         return self.run.task or mixed or self.script.dataset_name or ""
 
 
+TRL_REWARDS = {
+    name: f"trl.rewards:{name}"
+    for name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
+}
 CLASSES = (GRPOScriptArguments, DewConfig, ModelConfig, DatasetMixtureConfig)
 
 
@@ -84,7 +88,8 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
         try:
             settings[name] = _convert(parser, actions[name], value, typed.get(name))
         except argparse.ArgumentError as error:
-            advice = did_you_mean(str(value), map(str, actions[name].choices or ()))
+            bare = f"Write --{name} VALUE." if typed.get(name) == "true" else ""
+            advice = did_you_mean(str(value), map(str, actions[name].choices or ())) or bare
             problems.append(Problem(f"{name}: {error.message}.", remedy=advice))
             wrong.add("command line" if name in typed else file)
     if problems:
@@ -175,10 +180,8 @@ def _reward(name: str, parsed: Parsed) -> Any:
     """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
         return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
-    if name in ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward"):
-        return getattr(trl_rewards, name)
     if not is_user_function(name):
-        return reward(name)
+        return reward(name, TRL_REWARDS)
     args, folders = parsed.args, [Path(parsed.run.source).parent] if parsed.run.source else []
     memory = None if args.reward_memory is None else args.reward_memory * 2**30
     return load_reward(name, args.reward_timeout, memory, args.seed, folders)

@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
+from dew.compare.sampling import check_chat_template
+from dew.decoding import uncompiled
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, give_credit
 from dew.engines.recorder import Numbers, due
@@ -73,6 +75,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._paper = dict(self.algorithm.paper)
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         super().__init__(model, limited, args, train_dataset, *others, **settings)
+        if rollout.can_redraw(train_dataset) and not settings.get("rollout_func"):  # which may apply a template itself
+            check_chat_template(self.processing_class, train_dataset[0]["prompt"])
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch; and since PyTorch
         # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
@@ -240,7 +244,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch if self._guide is None else self._guide.mark(batch)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
-        with self._recorder.phase("generation"), rollout.dropout_off(self.model):
+        with self._recorder.phase("generation"), rollout.dropout_off(self.model), uncompiled(self.model):
             trl = super()._generate
             generated = trl(prompts) if self._guide is None else self._guide.generate(prompts, trl)
         check_generated(generated)
