@@ -227,12 +227,13 @@ def test_a_folder_holds_one_grid(tmp_path):
 
 def test_runs_of_a_rule_that_was_edited_are_set_aside(tmp_path, capsys):
     old, other = Cell("mine", 0, source="1"), Cell("mine2", 0, source="9")
-    for cell in (old, other):
+    placebo = Cell("mine(placebo=True)", 0, source="1")
+    for cell in (old, placebo, other):
         open_grid(tmp_path, [cell], {})
         finish(tmp_path, cell)
     open_grid(tmp_path, [replace(old, source="2")], {})
-    assert "The code of mine has changed: its runs (1) are now in" in capsys.readouterr().out
-    assert not (tmp_path / old.home).exists() and (tmp_path / other.home).exists()
+    assert "The code of mine has changed: its earlier runs (1) are now in" in capsys.readouterr().out
+    assert [(tmp_path / cell.home).exists() for cell in (old, placebo, other)] == [False, False, True]
     assert RunFolder(tmp_path / ".replaced" / "1" / old.home).run()["source"] == "1"
     open_grid(tmp_path, [replace(old, source="2")], {})
     assert not capsys.readouterr().out

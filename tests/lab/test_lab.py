@@ -431,7 +431,7 @@ def test_a_users_rule_in_the_table(easy, tmp_path, monkeypatch, dew, algorithm_r
     (tmp_path / "rules.py").write_text(RULE.replace("self.share *", "2 * self.share *"))
     again = study(["rules.py:Halved(share=0.25)"], seeds=1, **same)  # a changed rule trains again
     assert [r.seed for r in again if r.arm == QUARTER] == [0]  # and is not mixed with runs of the old one
-    assert again[0].arm == "dapo" and f"The code of {QUARTER} has changed: its runs (2)" in "".join(said)
+    assert again[0].arm == "dapo" and f"The code of {QUARTER} has changed: its earlier runs (2)" in "".join(said)
 
 
 def test_a_run_of_the_lab_is_an_ordinary_run_folder(easy, tmp_path, dew):

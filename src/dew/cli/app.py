@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import warnings
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -66,6 +67,7 @@ def main() -> None:
     logging.setLogRecordFactory(PlainRecord)
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
+    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # about calls of TRL and PEFT
     os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's config may request
     try:
         for module in COMMANDS:

@@ -105,8 +105,9 @@ def read_grid(folder: Path) -> dict[str, Any]:
 
 
 def _set_aside(folder: Path, old: Mapping[str, str], new: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Move runs of rules whose code has changed: they are neither lost nor mixed with new ones."""
-    for arm in (arm for arm in new if old.get(arm, new[arm]) != new[arm]):
+    """Move runs of rules whose code has changed, with their controls: they are neither lost nor mixed with new ones."""
+    changed = {old[arm] for arm in new if old.get(arm) and old[arm] != new[arm]}
+    for arm in (arm for arm, source in old.items() if source in changed):
         name = re.compile(rf"{re.escape(_file_name(arm))}(-lr[\d.e+-]+)?-seed\d+")
         found = [path for pattern in ("[!.]*", "[!.]*/*") for path in folder.glob(pattern) if path.is_dir()]
         homes = [path for path in found if name.fullmatch(path.name)]
@@ -116,7 +117,7 @@ def _set_aside(folder: Path, old: Mapping[str, str], new: Mapping[str, str], say
             target.parent.mkdir(parents=True, exist_ok=True)
             home.rename(target)
         if homes:
-            say(f"The code of {arm} has changed: its runs ({len(homes)}) are now in {aside}, and are trained again.")
+            say(f"The code of {arm} has changed: its earlier runs ({len(homes)}) are now in {aside}.")
 
 
 # ── results ─────────────────────────────────────────────────────────────────────────────────────────────────

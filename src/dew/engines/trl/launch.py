@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import signal
-import warnings
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import Field, dataclass, fields, replace
@@ -316,6 +315,5 @@ def quiet() -> None:
     for name in ("HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_PROGRESS_BARS", "TRANSFORMERS_NO_ADVISORY_WARNINGS"):
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # of TRL's own settings
     disable_progress_bar()
     disable_progress_bars()
