@@ -14,8 +14,11 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, mean
 
+from scipy.stats import f_oneway
+
 from dew.compare import Difference, Interval, Result, paired
 from dew.compare.statistics import holm, t_test
+from dew.compare.verdicts import signed
 from dew.engines.lab import differences
 from dew.engines.lab.summary import by_point
 from dew.run.records import Json
@@ -114,6 +117,8 @@ def tables() -> dict[str, str]:
         "learned": by_task(read("learned-confirm"), "area", "pass@1", "pass@16"),
         "learned-head": head(),
     }
+    if (RESULTS / "start-1.tar.gz").exists():
+        found["starts"] = starts([read(f"start-{n}") for n in (1, 2, 3, 4)])
     first_sizes()
     found |= {"surviving": surviving()}  # it counts the differences of those above
     return found | {"alignment": by_task(read("../alignment/confirm"), "area", "pass@1", "pass@16")}
@@ -242,6 +247,29 @@ def sizes() -> str:
         rate = ", ".join(f"{x:g}" for x in sorted({r.learning_rate or 0 for r in read(step)}))
         lines.append(f"| {name} | {rate} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def starts(by_start: Sequence[Runs]) -> str:
+    """Step 10: rules minus DAPO over several warm starts, as its plan says; p-values are corrected over both."""
+    lines = ["| score | task | rule | over starts | p | all pairs | starts differ, p | minus placebo, over starts |"]
+    lines.append("|---" * 8 + "|")
+    for score in ("area", "pass@1"):
+        rows = {
+            (task, rule): compared(by_start, task, rule, "dapo", score) for task in TASKS for rule in ("gtpo", "dew")
+        }
+        tests = [[t_test([fmean(x) for x in pairs])[1] for pairs in rows.values()]]
+        tests.append([float(f_oneway(*pairs).pvalue) for pairs in rows.values()])
+        for ((task, rule), pairs), p, apart in zip(rows.items(), *map(holm, tests), strict=True):
+            placebo = compared(by_start, task, rule, f"{rule}(placebo=True)", score)
+            over, than_placebo = (signed(t_test([fmean(x) for x in of])[0]) for of in (pairs, placebo))
+            every = signed(t_test([d for x in pairs for d in x])[0])
+            lines.append(f"| {score} | {task} | {rule} | {over} | {p:.3f} | {every} | {apart:.3f} | {than_placebo} |")
+    return "\n".join(lines)
+
+
+def compared(by_start: Sequence[Runs], task: str, arm: str, than: str, score: str) -> list[tuple[float, ...]]:
+    """Of each start, the differences between two arms by seed."""
+    return [difference(arm_of(runs, task, arm), arm_of(runs, task, than), score).by_pair for runs in by_start]
 
 
 def first_sizes() -> None:

@@ -3,8 +3,10 @@
 import tarfile
 from pathlib import Path
 
+import pytest
 from scripts import study_tables
 
+from dew.compare import Result
 from dew.engines.lab import load_study
 
 ROOT = Path(__file__).parents[2]
@@ -24,3 +26,24 @@ def test_the_archives_hold_run_folders(tmp_path):
     found = [(r.task, r.arm, r.learning_rate, r.seed, r.scores) for r in load_study(tmp_path)]
     assert found == [(r.task, r.arm, r.learning_rate, r.seed, r.scores) for r in study_tables.read("grpo_s-1")]
     assert len(found) == 24
+
+
+def test_differences_over_several_warm_starts():
+    """Means of 0.01, 0.02, 0.03, 0.02 over four starts: 0.02 ± 3.182 · 0.008165 / √4 = 0.013. Seeds differ by 0.001
+    within a start, so that starts differ; placebos are 0.01 ahead of DAPO everywhere."""
+    gains = {"dapo": (0,) * 4, "gtpo": (0.01, 0.02, 0.03, 0.02), "dew": (-0.02, 0.02, 0.02, -0.02)}
+    gains |= {f"{rule}(placebo=True)": (0.01,) * 4 for rule in ("gtpo", "dew")}
+    by_start = [
+        [
+            Result(arm, seed, dict.fromkeys(("area", "pass@1"), 0.5 + gain[start] + 0.001 * (-1) ** seed * (gain != gains["dapo"])), task)
+            for task in study_tables.TASKS for arm, gain in gains.items() for seed in range(8)
+        ]
+        for start in range(4)
+    ]  # fmt: skip
+    rows = [line.split(" | ") for line in study_tables.starts(by_start).splitlines()[2:]]
+    assert len(rows) == 2 * 4 * 2 and {row[2] for row in rows} == {"gtpo", "dew"}
+    _, task, rule, over, p, every, apart, placebo = rows[0]
+    assert (task, rule, over, apart) == ("countdown-4", "gtpo", "+0.020 [+0.007, +0.033]", "0.000")
+    assert float(p) == pytest.approx(8 * 0.0163, abs=0.001)  # Holm's, the smallest of eight: t = 4.90, p = 0.0163
+    assert placebo == "+0.010 [-0.003, +0.023] |" and every.startswith("+0.020 [+0.017")
+    assert rows[1][3].startswith("+0.000") and rows[1][4] == "1.000"
