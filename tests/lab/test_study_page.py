@@ -33,13 +33,13 @@ def test_differences_over_several_warm_starts():
     within a start, so that starts differ; placebos are 0.01 ahead of DAPO everywhere."""
     gains = {"dapo": (0,) * 4, "gtpo": (0.01, 0.02, 0.03, 0.02), "dew": (-0.02, 0.02, 0.02, -0.02)}
     gains |= {f"{rule}(placebo=True)": (0.01,) * 4 for rule in ("gtpo", "dew")}
-    by_start = [
-        [
-            Result(arm, seed, dict.fromkeys(("area", "pass@1"), 0.5 + gain[start] + 0.001 * (-1) ** seed * (gain != gains["dapo"])), task)
-            for task in study_tables.TASKS for arm, gain in gains.items() for seed in range(8)
-        ]
-        for start in range(4)
-    ]  # fmt: skip
+
+    def run(arm, task, start, seed):
+        value = 0.5 + gains[arm][start] + (0.001 * (-1) ** seed if arm != "dapo" else 0)
+        return Result(arm, seed, {"area": value, "pass@1": value}, task)
+
+    each = [(arm, task) for task in study_tables.TASKS for arm in gains]
+    by_start = [[run(*of, start, seed) for of in each for seed in range(8)] for start in range(4)]
     rows = [line.split(" | ") for line in study_tables.starts(by_start).splitlines()[2:]]
     assert len(rows) == 2 * 4 * 2 and {row[2] for row in rows} == {"gtpo", "dew"}
     _, task, rule, over, p, every, apart, placebo = rows[0]
