@@ -250,7 +250,7 @@ def sizes() -> str:
 
 
 def starts(by_start: Sequence[Runs]) -> str:
-    """Step 10: rules minus DAPO over several warm starts, as its plan says; p-values are corrected over both."""
+    """Step 10: rules minus DAPO over several warm starts. Holm's correction is over tasks and rules."""
     lines = ["| score | task | rule | over starts | p | all pairs | starts differ, p | minus placebo, over starts |"]
     lines.append("|---" * 8 + "|")
     for score in ("area", "pass@1"):
