@@ -58,7 +58,7 @@ def policy_loss(
             d = log π_ref − log πθ.
         weight: factor of surrogate and penalty, but not of the KL term, that corrects for a sampler that differs
             slightly from π_old. Per token, or (B, 1) for one factor per answer.
-        penalty: coefficient of |log w| per token, which keeps tokens near π_old (KL-Cov). 0 if |log w| ≤ ROUNDING.
+        penalty: coefficient of |log w| per token, keeping tokens near π_old (KL-Cov); ignored if |log w| ≤ ROUNDING.
 
     Returns:
         The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean

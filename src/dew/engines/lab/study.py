@@ -87,8 +87,8 @@ def study(
     are kept in the folder `output`, so the same call resumes an interrupted study. `controls` adds two arms for each
     arm that weights tokens: the same rule without weights, and with the weights of each answer permuted. Use
     `differences` to compare the arms of the result. Training stops after about `limit_seconds`; call again to finish
-    the rest. `runs_at_once`: maximum runs in a stack (default: as many as fit into memory). `device`: default: a GPU
-    if there is one.
+    the rest. `runs_at_once`: maximum runs in a stack (default: as many as fit into memory). `device`: e.g. "cuda:1"
+    (default: a GPU if there is one).
 
     With a `model`, a folder or a name on the Hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
     `tasks`, `task_settings` and `reward` are those of `dew train`. Without a model, runs train small policies.
