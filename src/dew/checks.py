@@ -1,4 +1,4 @@
-"""Checks of the tensors and settings given to credit functions and losses, with errors that name the wrong one."""
+"""Check the tensors and settings passed to credit functions and losses, with errors that name the wrong one."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from dew.errors import ConfigError, Problem, ShapeError
 
 ROUNDING = 1e-3
-"""Entropies down to −1e-3 are rounding errors and are floored; below that they are mistakes."""
+"""Entropies down to −1e-3 are rounding errors and are clamped; lower ones are an error."""
 
 
 def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> None:
@@ -20,7 +20,7 @@ def check_bool(name: str, x: Tensor, advice: str) -> None:
 
 
 def check_by_token(mask: Tensor, **values: Tensor) -> Tensor:
-    """A mask of tokens, as bool (whole numbers 0 and 1 mean False and True), and tensors with one value at each."""
+    """The token mask as bool (integers 0 and 1 mean False and True); `values` must have its shape (*P, G, T)."""
     if mask.dtype != torch.bool and not mask.is_floating_point() and bool(((mask == 0) | (mask == 1)).all()):
         mask = mask.bool()
     check_bool("mask", mask, "True on tokens that the policy sampled and that train")
@@ -49,19 +49,17 @@ def check_present(values: Tensor, present: Tensor | None) -> Tensor:
 
 
 MOST_ANSWERS = 64
-"""Answers of one group without an axis of groups: more are probably a batch."""
+"""Maximum answers in a group without a leading group axis: more are probably a whole batch."""
 
 
 def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
-    """Verdicts (*P, G) with entropies and mask (*P, G, T), live entropies finite and not negative."""
+    """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative."""
     if entropy.ndim < 2:
         raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
     if entropy.ndim == 2 and len(entropy) > MOST_ANSWERS:
-        what = (
-            f"entropy has shape {tuple(entropy.shape)}: without an axis of groups, that is one group of {len(entropy)}."
-        )
+        what = f"entropy has shape {tuple(entropy.shape)}: without a group axis, that is one group of {len(entropy)}."
         remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
         raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
     return check_live_entropy(entropy, mask)
@@ -83,7 +81,7 @@ def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
 
 
 def unmet(*conditions: tuple[bool, str]) -> list[str]:
-    """What to say about the conditions that do not hold."""
+    """The texts of the conditions that do not hold."""
     return [text for holds, text in conditions if not holds]
 
 

@@ -18,7 +18,7 @@ class Problem:
     what: str
     """What was given or found."""
     why: str = ""
-    """Why that cannot work; empty where it is obvious."""
+    """Why that cannot work; empty if it is obvious."""
     remedy: str = ""
     """What to write or do instead; may be empty."""
 
@@ -31,7 +31,7 @@ class DewError(Exception):
 
     problems: list[Problem]
     source: str | None
-    """The file or command that holds the problems; heads their list in the printed text."""
+    """The file or command that the problems are in, printed above their list."""
 
     def __init__(self, problems: str | Problem | Iterable[str | Problem], *, source: str | None = None) -> None:
         self.source = source
@@ -65,20 +65,20 @@ class RecordError(DewError, ValueError):
 
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """`Did you mean 'gtpo'?`, or nothing when no known word is close. A higher `cutoff` finds near-identical ones."""
+    """`Did you mean 'gtpo'?`, or '' if no known word is close. A higher `cutoff` only accepts closer words."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f"Did you mean {near[0]!r}?" if near else ""
 
 
 def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Problem:
-    """A name that does not exist: the closest of the known ones, or all of them; `also` is another remedy."""
+    """The problem of an unknown name; its remedy is the closest known name or a list of all, followed by `also`."""
     known = list(known)
     remedy = did_you_mean(word, known) or f"Choose one of: {', '.join(known)}."
     return Problem(what, remedy=f"{remedy} {also}".rstrip())
 
 
 def user_line(error: BaseException) -> str:
-    """` at rules.py, line 12`: the last line of the traceback in a file of the user, or ''."""
+    """` at rules.py, line 12`: the last line of the traceback that is in a user's file, or ''."""
     ours = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")
     found = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(ours)]
     lines = [f for f in found if "-packages" not in f.filename]  # site-packages, dist-packages
@@ -86,7 +86,7 @@ def user_line(error: BaseException) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error as run.json keeps it: its type, the user's line and its first line; dew's own without their remedy."""
+    """An error as stored in run.json: its type, the user's line and its first line; for dew's errors, what and why."""
     if isinstance(error, DewError):
         return f"{error.problems[0].what} {error.problems[0].why}".strip()
     text = (str(error).strip() or "no message").splitlines()[0]
@@ -94,7 +94,7 @@ def in_one_line(error: BaseException) -> str:
 
 
 def not_loaded(what: str, name: str, error: Exception) -> Problem:
-    """A model or data set that cannot be loaded: the first line of a long error, and what to check."""
+    """The problem of a model or data set that cannot be loaded, with the first line of the error."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
     remedy = "Check the name or the path; without network access, download it first and give its folder."
     return Problem(f"{what}: {name!r} cannot be loaded ({reason}).", remedy=remedy)

@@ -53,13 +53,13 @@ def sync(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete temporary files that `write_atomically` left when it was killed."""
+    """Delete temporary files left behind by a `write_atomically` that was killed."""
     for path in [*folder.glob(".*.tmp"), *(folder / "records").glob(".*.tmp")]:
         path.unlink(missing_ok=True)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, or a folder with its content; of a link, only the link."""
+    """Delete a file or a folder with its contents. A link is deleted, not its target."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -67,7 +67,7 @@ def remove(path: Path) -> None:
 
 
 def read_whole(path: Path, most: int = 1 << 30) -> bytes:
-    """The bytes of a regular file of at most `most`."""
+    """Read a regular file of at most `most` bytes."""
     if not is_plain(path):
         raise RecordError(f"{path} is a {'folder' if path.is_dir() else 'pipe or a device'}, not a regular file.")
     if path.stat().st_size > most:

@@ -1,4 +1,4 @@
-"""Ratios, surrogates and reductions: the losses of all algorithms. w is πθ / π_old of a token."""
+"""Ratios, surrogates and reductions: the losses of all algorithms. w is the ratio πθ / π_old of a token."""
 
 from typing import Literal, get_args
 
@@ -14,15 +14,15 @@ Ratio = Literal["token", "sequence_mean", "sequence_geometric"]
 Reduce = Literal["tokens", "sequences"]
 BT = Float[Tensor, "*B T"]
 MaskBT = Bool[Tensor, "*B T"]
-"""B answers by T tokens."""
+"""(B, T): B answers, T tokens."""
 Surrogate = Literal["clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
 
 MAX_LOG_RATIO = 20.0
-"""|log w| is clamped to this, so that a single bad token cannot turn the batch into inf or NaN."""
+"""|log w| is clamped to this, so that a single bad token cannot make the loss inf or NaN."""
 
 ROUNDING = torch.finfo(torch.bfloat16).eps
-"""|log w| up to this, 0.0078, has no penalty. Two passes of the same weights differ by rounding, and the gradient of
-|log w| is ±1 however small it is: on-policy, where it should be 0, it would be noise of full strength."""
+"""|log w| up to this, 0.0078, has no penalty. Two passes with the same weights differ by rounding, and the gradient of
+|log w| is ±1 however small it is: on-policy, where it should be 0, rounding would give full-size gradients."""
 
 
 def policy_loss(
@@ -31,7 +31,7 @@ def policy_loss(
     tau_pos: float = 1.0, tau_neg: float = 1.05, count: float | Tensor | None = None, ref_logp: BT | None = None,
     kl_coef: float = 0.0, weight: Float[Tensor, "*B #T"] | None = None, penalty: BT | None = None,
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:  # fmt: skip
-    """The surrogate, to be minimised, and statistics of the step.
+    """The loss to minimise, and statistics of the step.
 
         token                ŵᵢₜ = wᵢₜ                       GRPO, DAPO, Dr. GRPO, GTPO
         sequence_mean        ŵᵢₜ = meanₜ wᵢₜ                 GRPO-S: the arithmetic mean
@@ -51,14 +51,14 @@ def policy_loss(
 
     Args:
         advantages: one per token, or one per answer for all of its tokens.
-        mask: True on the tokens that train. Nothing is read elsewhere.
+        mask: True on the tokens that train. Values elsewhere are never read.
         count: the divisor of the whole batch (tokens or sequences, depending on `reduce`), so that the losses of
-            its micro-batches sum to the loss of the batch. Default: that of this call.
+            its micro-batches sum to the loss of the batch. Default: the number in this call.
         ref_logp: adds a KL term towards a reference policy, kl_coef · k3 with k3 = e^d − d − 1 and
             d = log π_ref − log πθ.
-        weight: multiplies surrogate and penalty, not the KL term: corrects for a sampler that differs slightly from
-            π_old (per token, or one column for the whole answer).
-        penalty: holds single tokens back at π_old (KL-Cov), where log w is not rounding.
+        weight: factor of surrogate and penalty, but not of the KL term, that corrects for a sampler that differs
+            slightly from π_old. Per token, or (B, 1) for one factor per answer.
+        penalty: coefficient of |log w| per token, keeping tokens near π_old (KL-Cov); ignored if |log w| ≤ ROUNDING.
 
     Returns:
         The loss, and detached statistics over the live tokens: `ratio/mean`, `ratio/max`, `ratio/abs_log` (mean
@@ -95,7 +95,7 @@ def policy_loss(
 
 
 def _ratio(log_w: Tensor, mask: Tensor, ratio: Ratio) -> Tensor:
-    """ŵ, one per token: a sequence's ratio is repeated at each of its tokens."""
+    """ŵ (B, T): a sequence's ratio is repeated for each of its tokens."""
     if ratio == "token":
         return log_w.exp()
     if ratio == "sequence_mean":
@@ -107,7 +107,7 @@ def _surrogate(
     surrogate: Surrogate, A: Tensor, logp: Tensor, old_logp: Tensor, log_w: Tensor, w: Tensor, mask: Tensor,
     clips: tuple[float, float], taus: tuple[float, float],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """−s, ŵ, and what is clipped in wrong and in correct answers."""
+    """−s, ŵ, and masks of the tokens clipped if A < 0 (low) and if A > 0 (high), each (B, T)."""
     clip_low, clip_high = clips
     low, high = w < 1 - clip_low, w > 1 + clip_high
     if surrogate in ("clip", "cispo"):
@@ -128,7 +128,7 @@ def _surrogate(
 
 
 def _binary_kl(p: Tensor, q: Tensor, log_ratio: Tensor) -> Tensor:
-    """KL((p, 1 − p) ‖ (q, 1 − q)) with log_ratio = log p/q: of the sampled token against all others."""
+    """KL((p, 1 − p) ‖ (q, 1 − q)), the sampled token against all others, with log_ratio = log p/q."""
     rest = [(1 - x).clamp_min(0) + 1e-8 for x in (p, q)]  # rounding may put a probability above 1
     return p * log_ratio + (1 - p) * (rest[0] / rest[1]).log()
 

@@ -17,13 +17,13 @@ def free_memory() -> int:
 
 
 def _left_in_groups() -> Iterator[int]:
-    """Limit − use, of each control group around this process that has a limit. Cached files do not count as used."""
+    """Limit − usage of each control group of this process that has a limit. Cached files do not count as used."""
     lines = MEMBERSHIP.read_text().splitlines() if MEMBERSHIP.exists() else []
     for controllers, group in (line.split(":", 2)[1:] for line in lines):
         if controllers not in ("", "memory"):
             continue
         limit, used, cached = V1 if controllers else V2
-        inner = GROUPS / controllers / group.lstrip("/")  # in a container often absent: its own group is the root
+        inner = GROUPS / controllers / group.lstrip("/")  # often absent in a container, whose own group is the root
         for folder in (inner, *inner.parents):
             try:
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())

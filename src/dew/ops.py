@@ -8,9 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 STD_EPS = 1e-4
-"""The same constant as in TRL. A smaller one would turn float32 rounding into advantages."""
+"""Added to the standard deviation, as in TRL. A smaller value would turn float32 rounding into advantages."""
 H_FLOOR = 1e-6
-"""Minimum entropy. Below it 1/H explodes and a single confident token gets all the penalty."""
+"""Minimum entropy in nats. Below it, 1/H explodes and a single confident token gets all the penalty."""
 
 Dims = int | tuple[int, ...]
 Values = Float[Tensor, "*shape"]
@@ -21,7 +21,7 @@ PGT = Float[Tensor, "*P G T"]
 MaskPG = Bool[Tensor, "*P G"]
 MaskPGT = Bool[Tensor, "*P G T"]
 Ids = Int[Tensor, "*P G T"]
-"""Tensors by shape, for signatures: P problems, G answers to each, T tokens; or any shape."""
+"""Tensor types by shape, for signatures: P problems, G answers to each, T tokens; or any shape."""
 
 
 def at_least_float32(x: Tensor) -> Tensor:
@@ -30,10 +30,10 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def masked_sum(x: Values, mask: Mask, over: Dims | Labels) -> Float[Tensor, "..."]:
-    """Σ x over the True entries of `mask`: along dims, which stay with one entry, or by the labels of `same_labels`.
+    """Σ x over the True entries of `mask`, along dims (kept with size 1) or by the labels of `same_labels`.
 
-    By label, every entry has the sum of those that share its own, in float64: the order in which a GPU adds does not
-    show.
+    By label, each entry gets the sum of all entries with its label, in float64, so that the order in which a GPU adds
+    does not matter.
     """
     x = torch.where(mask, x, 0)
     if not isinstance(over, Tensor):
@@ -43,21 +43,21 @@ def masked_sum(x: Values, mask: Mask, over: Dims | Labels) -> Float[Tensor, "...
 
 
 def masked_mean(x: Values, mask: Mask, over: Dims | Labels) -> Float[Tensor, "..."]:
-    """Mean of x over the True entries of `mask`, along dims or by label as in `masked_sum`; 0 where there are none."""
+    """Mean of x over the True entries of `mask`, along dims or by label as in `masked_sum`; 0 if there are none."""
     if isinstance(over, Tensor):
         return (masked_sum(x, mask, over) / masked_sum(torch.ones_like(x), mask, over).clamp_min(1)).to(x.dtype)
     return masked_sum(x, mask, over) / mask.sum(over, keepdim=True).clamp_min(1)
 
 
 def same_labels(key: Ids) -> Ids:
-    """0, 1, 2, ...: the same number where the keys are equal, within a group (the last two axes), and nowhere else."""
+    """Labels 0, 1, 2, ...: equal exactly where the keys are equal within a group (the last two axes)."""
     group = torch.arange(key.shape[:-2].numel(), device=key.device).view(*key.shape[:-2], 1, 1)
     values, number = key.unique(return_inverse=True)
     return (group * len(values) + number).unique(return_inverse=True)[1]
 
 
 def turn_numbers(mask: MaskPGT) -> Ids:
-    """0, 1, 2, ...: the turn of each token. A turn is a run of True entries, which tool output (False) ends."""
+    """The turn of each token: 0, 1, 2, ... A turn is a run of True entries, ended by tool output (False)."""
     first = mask & ~torch.nn.functional.pad(mask, (1, 0))[..., :-1]
     return (first.cumsum(-1) - 1).clamp_min(0)
 

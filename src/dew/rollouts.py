@@ -1,6 +1,6 @@
-"""Rollouts: P problems x G answers x T tokens, shapes checked once.
+"""Rollouts: P problems x G answers x T tokens, with shapes checked once.
 
-Engines have flat rows with a group id each, in any order and with groups of any size; credit needs whole
+Engines have flat rows, each with a group id, in any order and with groups of any size; credit needs whole
 groups. `Rollouts.from_rows` groups the rows, `to_rows` returns results in the order of the rows.
 """
 
@@ -23,7 +23,7 @@ class Rollouts:
     """Whole groups of answers. Ragged groups are padded with masked answers, ragged answers with masked tokens."""
 
     mask: Bool[Tensor, "P G T"]
-    """True on tokens that the policy sampled and that train. Nothing else is ever read."""
+    """True on tokens that the policy sampled and that train. Values elsewhere are never read."""
     reward: Float[Tensor, "P G"]
     """The outcome reward of each answer, which decides O⁺ and O⁻."""
     tokens: Int[Tensor, "P G T"] | None = None
@@ -34,7 +34,7 @@ class Rollouts:
     sum_sq: Float[Tensor, "P G T"] | None = None
     """Σ_v π(v)² of that policy at each token."""
     extra: Float[Tensor, "P G"] | None = None
-    """What other rewards (format, length) add to the outcome. Does not affect O⁺ and O⁻."""
+    """Sum of other rewards (format, length), added to the outcome. It does not affect O⁺ and O⁻."""
     rows: Int[Tensor, "P G"] | None = None
     """The row of each answer, −1 on padding. None: answers are rows in order, without padding."""
 
@@ -111,7 +111,7 @@ class Rollouts:
 
 
 def _check_shapes(mask: Tensor, tensors: Mapping[str, Tensor | None], by_token: str, by_answer: str) -> None:
-    """Report every tensor whose shape is neither the mask's nor, with one value per answer, the mask's without T."""
+    """Report every tensor with a wrong shape: the mask's for values per token, the mask's without T per answer."""
     problems = []
     for name, x in tensors.items():
         expected, axes = (mask.shape, by_token) if name in BY_TOKEN else (mask.shape[:-1], by_answer)
@@ -122,7 +122,7 @@ def _check_shapes(mask: Tensor, tensors: Mapping[str, Tensor | None], by_token: 
 
 
 def _rows_by_group(ids: Tensor) -> Tensor:
-    """(P, G) row numbers with G the largest group, padded with −1: rows keep their order within a group."""
+    """(P, G) row numbers, where G is the largest group, padded with −1. Rows keep their order within a group."""
     order = ids.argsort(stable=True)
     sizes = ids.bincount()
     start = sizes.cumsum(0) - sizes

@@ -529,7 +529,7 @@ def test_an_interrupted_study_resumes_with_the_same_numbers(easy, tmp_path, monk
     monkeypatch.setattr(module, "memory", lambda *_: 0.3 * module._free("cpu"))  # two runs at a time
 
     def interrupt(line):
-        if "min left" in line and "wait" not in line:  # in the second stack
+        if "min left" in line and "more runs" not in line:  # in the second stack
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

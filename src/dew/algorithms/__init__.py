@@ -1,5 +1,5 @@
-"""The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`, or give its
-file: `my_rules.py:MyRule`, `my_module:MyRule`.
+"""The algorithms by name. To add one, define a class with a new name and pass it to `register_algorithm`, or name its
+file or module: `my_rules.py:MyRule`, `my_module:MyRule`.
 """
 
 import ast
@@ -47,7 +47,7 @@ __all__ = [
 ]  # fmt: skip
 
 DEFAULT_ALGORITHM = "dew"
-"""Used if a configuration names no algorithm: graded rewards train, and no sign can flip."""
+"""Used if a config names no algorithm: it can train on graded rewards, and cannot flip the sign of an advantage."""
 ENGINE_ALGORITHM = TRL.name
 """The engine's own advantages and loss."""
 
@@ -73,7 +73,7 @@ def algorithm_classes() -> dict[str, type[Algorithm]]:
 
 
 def get_algorithm(name: str, **settings: Any) -> Algorithm:
-    """The algorithm of this name with its paper's settings, except those given: `get_algorithm("gtpo", alpha2=0.2)`.
+    """Return an algorithm by name, with its paper's settings unless given: `get_algorithm("gtpo", alpha2=0.2)`.
 
     `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.
     """
@@ -93,21 +93,21 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
     hints = type_hints(cls)
     takes_tuple = {s for s in settings if any(get_origin(hint) is tuple for hint in (hints[s], *get_args(hints[s])))}
     tuples = {s: tuple(value) for s, value in settings.items() if s in takes_tuple and isinstance(value, list)}
-    return cls(**{**settings, **tuples})  # files have lists
+    return cls(**{**settings, **tuples})  # config files can only give lists
 
 
 def parse_algorithm(text: str) -> Algorithm:
-    """The algorithm that a text names: `gtpo`, `gtpo(alpha2=0.5,pool=outcome)` or `rules.py:MyRule(keep=0.1)`.
+    """Parse an algorithm: `gtpo`, `gtpo(alpha2=0.5,pool=outcome)` or `rules.py:MyRule(keep=0.1)`.
 
-    `Algorithm.label` is such a text.
+    The inverse of `Algorithm.label`.
     """
     name, settings = split_algorithm(text)
     return get_algorithm(name, **settings)
 
 
 def split_algorithm(text: str, given: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """The name in such a text and its settings, with those `given` besides: Python's literals, YAML's true, false and
-    null, and words without quotes."""
+    """Split such a text into the name and its settings, merged with those `given`. Values are Python literals, YAML's
+    true, false and null, or words without quotes."""
     unreadable = Problem(f"algorithm={text!r} cannot be read.", remedy="Write NAME or NAME(setting=value,...).")
     found = re.fullmatch(r"\s*([^()]+?)\s*(\(.*\))?\s*", text, re.DOTALL)
     if found is None:
@@ -140,7 +140,7 @@ def _key(name: str) -> str:
 
 # ── classes of your own ─────────────────────────────────────────────────────────────────────────────────────
 def _own_class(name: str) -> type[Algorithm]:
-    """The class that `module:Class` or `file.py:Class` names; modules may be in the working folder."""
+    """Import the class `module:Class` or `file.py:Class`. Modules may be in the working directory."""
     where, _, attribute = name.rpartition(":")
     try:
         with limited(name):
@@ -173,7 +173,7 @@ def _own_class(name: str) -> type[Algorithm]:
 
 
 def _problems(cls: type[Algorithm]) -> dict[str, str]:
-    """What is wrong with a user's class, and what to write instead."""
+    """Problems with a user's class, and what to write instead."""
     found = {}
     if not isinstance(vars(cls).get("name"), str):
         found[f"class {cls.__name__} has no name of its own."] = 'Write e.g. name = "mine" in the class.'
@@ -199,7 +199,7 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
 
 
 def source_digest(cls: type[Algorithm]) -> str:
-    """Digest of the file that a class was defined in, without comments, layout and algorithms it is not based on."""
+    """Digest of the file that defines a class, ignoring comments, layout and algorithms it is not based on."""
     module = sys.modules.get(cls.__module__)
     if not (file := getattr(module, "__file__", None)):
         return ""
@@ -211,13 +211,13 @@ def source_digest(cls: type[Algorithm]) -> str:
 
 @cache
 def _of_file(path: str, content: bytes) -> ModuleType:
-    """The same module until the content of the file changes."""
+    """Import a file as a module; cached until its content changes."""
     name = f"dew_own_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"  # stems may be equal
     spec = spec_from_file_location(name, path)
     assert spec and spec.loader, path
     if str(Path(path).parent) not in sys.path:
         sys.path.insert(0, str(Path(path).parent))
-    module = sys.modules[name] = module_from_spec(spec)  # data classes look their module up
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 

@@ -1,11 +1,11 @@
-"""One frozen dataclass per algorithm: its settings, which credit it gives, which loss it trains with.
+"""One frozen dataclass per algorithm: its settings, its credit and its loss.
 
     advantages(rollouts) -> (P, G, T)                 once per batch of rollouts, on whole groups
                                                       = credit of the answer x weight of the token
     loss(logp, part, advantages, ...) -> loss, stats  per micro-batch of rows
 
-An engine calls these two and does not know which algorithm it runs. `GTPO()` has the paper's settings; any other
-setting is explicit.
+An engine calls these two methods and does not know which algorithm it runs. `GTPO()` has the paper's settings; any
+other setting is explicit.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,13 +47,13 @@ class Algorithm:
     name: ClassVar[str]
     """Its name for `get_algorithm` and in configuration files."""
     needs_entropy: ClassVar[Whose] = "no"
-    """Whose entropy it reads: nobody's, the sampling policy's, or the one being trained."""
+    """Which entropy it reads: none ("no"), the sampling policy's ("old") or the trained policy's ("current")."""
     needs_logp: ClassVar[bool] = False
     """Whether its credit reads the sampling policy's log-probabilities."""
     needs_sum_sq: ClassVar[bool] = False
     """Whether its credit reads Σ_v π(v)² of the sampling policy."""
     needs_tokens: ClassVar[bool] = False
-    """Whether its credit reads the ids of the tokens."""
+    """Whether its credit reads the token ids."""
     penalises: ClassVar[bool] = False
     """Whether `penalties` gives its loss a penalty on single tokens."""
     ratio: ClassVar[Ratio] = "token"
@@ -63,13 +63,13 @@ class Algorithm:
     fixed_divisor: ClassVar[bool] = False
     """Whether `divisor` is a constant per answer (the generation budget) instead of the number of live tokens."""
     engine_loss: ClassVar[bool] = False
-    """Whether advantages and loss are the engine's own, with all of its settings, instead of `advantages` and `loss`,
-    which then only describe them for records and metrics."""
+    """Whether the engine's own advantages and loss are used, with all of its settings. `advantages` and `loss` then
+    only describe them for records and metrics."""
     paper: ClassVar[Mapping[str, str] | None] = None
-    """title, id (arXiv) and citation (BibTeX), for the card of a model that was trained with it."""
+    """title, id (arXiv) and citation (BibTeX), for the model card."""
     verl_estimator: ClassVar[str | None] = None
-    """verl's own advantage estimator, where it and verl's own loss train exactly this algorithm. It holds for the class
-    that sets it and not for subclasses, which may change the algorithm."""
+    """verl's own advantage estimator, if it and verl's own loss train exactly this algorithm. Not valid for subclasses,
+    which may change the algorithm."""
 
     threshold: float = 0.5
     """An answer is correct (O⁺) if its outcome reward is above this."""
@@ -78,7 +78,7 @@ class Algorithm:
     clip_high: float = 0.28
     """ε_high: above a ratio of 1 + ε_high, tokens of correct answers get no gradient."""
     surrogate: Surrogate = "clip"
-    """What the loss does with the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient),
+    """How the loss uses the ratio: "clip" as in PPO, "cispo" (clip its weight and keep every token's gradient),
     "sapo" (a soft gate, without clip_low and clip_high), "geo_mean" (the geometric mean of clipped token ratios), or
     "dppo_tv" and "dppo_kl" (drop tokens whose probability has moved by more than clip_low or clip_high)."""
     tau_pos: float = 1.0
@@ -92,7 +92,7 @@ class Algorithm:
     max_rounds: int = 4
     """Maximum rounds of dynamic sampling; after that, training uses the groups found so far."""
     oversample: float = 1.0
-    """Batches of prompts per round of dynamic sampling. 2 or 3 save rounds and need that much more memory."""
+    """Batches of prompts per round of dynamic sampling. 2 or 3 saves rounds, but needs that many times the memory."""
     overlong: Literal["none", "soft", "group"] = "none"
     """Length penalty: "soft" as in DAPO (needs max_tokens and overlong_buffer), "group" relative to the group."""
     max_tokens: int | None = None
@@ -102,19 +102,19 @@ class Algorithm:
     overlong_gamma: float = 0.75
     """Group overlong: a group is easy if at least this share of its answers is correct."""
     placebo: bool = False
-    """Permute the credit of the tokens within each answer: the same weights on the wrong tokens, to compare with."""
+    """Permute the credit of the tokens within each answer, as a control: the same weights on the wrong tokens."""
 
     def __post_init__(self) -> None:
         if problems := wrong_types(self) or [*_wrong_choices(self), *self.problems()]:
             raise ConfigError([f"{self.name}: {p}" for p in problems])
 
     def problems(self) -> list[str]:
-        """What is wrong with the settings, each with a remedy. Types and choices are checked before."""
+        """Problems with the settings, each with a remedy. Types and choices have been checked before."""
         soft, buffer, limit = self.overlong == "soft", self.overlong_buffer, self.max_tokens
         fits = not soft or buffer is None or limit is None or 0 < buffer <= limit
         gates = f"tau_pos={self.tau_pos}, tau_neg={self.tau_neg}: temperatures of the gate."
         return unmet(
-            (0 <= self.clip_low <= 1, f"clip_low={self.clip_low}: the least ratio is 1 - clip_low. Give 0 to 1."),
+            (0 <= self.clip_low <= 1, f"clip_low={self.clip_low}: the smallest ratio is 1 - clip_low. Give 0 to 1."),
             (self.clip_high >= 0, f"clip_high={self.clip_high}: the largest ratio is 1 + clip_high. Give >= 0."),
             (0 < self.tau_pos < inf and 0 < self.tau_neg < inf, f"{gates} Give numbers > 0; the paper: 1.0 and 1.05."),
             (self.kl_coef >= 0, f"kl_coef={self.kl_coef}: a negative KL term pushes the policy away. 0 disables it."),
@@ -127,22 +127,22 @@ class Algorithm:
 
     @property
     def no_loss_without_advantage(self) -> bool:
-        """Whether answers whose advantages are all 0 have no loss, so that an engine may leave them out."""
+        """Whether answers whose advantages are all 0 have no loss, so that an engine may skip them."""
         return not self.kl_coef and type(self).loss is Algorithm.loss
 
     @property
     def plain_loss(self) -> bool:
-        """Whether its loss is PPO's clip on token ratios, averaged over tokens or answers: what other trainers have."""
+        """Whether its loss is PPO's clip on token ratios, averaged over tokens or answers, as in other trainers."""
         other = self.penalises or self.fixed_divisor or self.engine_loss or type(self).loss is not Algorithm.loss
         return self.ratio == "token" and self.surrogate == "clip" and not other and not self.needs_sum_sq
 
     @property
     def label(self) -> str:
-        """`gtpo(alpha2=0.5,pool=joint)`: the name and the settings that differ; engines fill max_tokens in."""
+        """`gtpo(alpha2=0.5,pool=joint)`: the name and the settings that differ from the defaults, except max_tokens."""
         return self.text()
 
     def text(self, **changed: Any) -> str:
-        """The label with other settings, to paste after `algorithm:`."""
+        """The label with some settings changed, to paste after `algorithm:`."""
         given = ((f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name != "max_tokens")
         shown = {name: value for name, value, default in given if value != default} | changed
         settings = [f"{name}={str(value).replace(' ', '')}" for name, value in shown.items()]
@@ -154,11 +154,11 @@ class Algorithm:
 
     @property
     def uses_threshold(self) -> bool:
-        """Whether credit depends on which answers are above `threshold`: such a rule cannot read graded rewards."""
+        """Whether credit or dynamic sampling depends on which answers are above `threshold`."""
         return self.dynamic_sampling or self.overlong == "group"
 
     def graded(self, outcomes: Tensor) -> Problem | None:
-        """What is lost if these outcome rewards are graded, or all on one side of `threshold`; None if nothing is."""
+        """A problem if the threshold loses differences between these outcome rewards; None if it does not."""
         values = outcomes[~outcomes.isnan()].double().round(decimals=5).unique()
         binary = len(values) == 2 and values[0] <= self.threshold < values[1]
         if not self.uses_threshold or len(values) < 2 or binary:
@@ -177,12 +177,12 @@ class Algorithm:
 
     @property
     def signals(self) -> list[str]:
-        """The SIGNALS that its credit reads."""
+        """Names of the SIGNALS that its credit reads."""
         needs = (self.needs_entropy == "old", self.needs_logp, self.needs_sum_sq, self.needs_tokens)
         return [name for name, needed in zip(SIGNALS, needs, strict=True) if needed]
 
     def control(self) -> "Algorithm | None":
-        """The same algorithm with its token weighting off, to tell the weighting from everything else it changes."""
+        """The same algorithm without token weights, to isolate their effect; None if it has no token weights."""
         return None
 
     def correct(self, rollouts: Rollouts) -> Tensor:
@@ -190,14 +190,14 @@ class Algorithm:
         return rollouts.correct(self.threshold)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
-        """(P,) True on groups to learn from, which dynamic sampling keeps: with both a correct and a wrong answer that
-        train, or with different outcome rewards for a rule without threshold."""
+        """(P,) True on groups to learn from, which dynamic sampling keeps: those with a correct and a wrong answer that
+        train or, if the threshold is not used, with different outcome rewards."""
         if self.uses_threshold:
             return has_signal(self.correct(rollouts), rollouts.live)
         return (group_relative(rollouts.reward, rollouts.live) != 0).any(-1)
 
     def extra(self, rollouts: Rollouts) -> Tensor:
-        """(P, G) what is added to the outcome: other rewards, and the overlong penalty."""
+        """(P, G) sum of what is added to the outcome: other rewards and the overlong penalty."""
         extra = torch.zeros_like(rollouts.reward) if rollouts.extra is None else rollouts.extra
         if self.overlong == "group":
             correct = self.correct(rollouts)
@@ -209,7 +209,7 @@ class Algorithm:
         return extra + soft_overlong(rollouts.lengths, limit=self.max_tokens, buffer=self.overlong_buffer)
 
     def rewards(self, rollouts: Rollouts) -> Tensor:
-        """(P, G, T) the reward of each token, before normalisation within the group."""
+        """(P, G, T) reward of each token, before normalisation within the group."""
         total = torch.where(rollouts.present, rollouts.reward + self.extra(rollouts), 0)
         return spread(total, rollouts)
 
@@ -222,16 +222,16 @@ class Algorithm:
         raise NotImplementedError
 
     def divisor(self, tokens: int, sequences: int) -> float:
-        """The divisor of the loss of a batch with this many live tokens and answers. Masked answers count: an answer's
-        weight does not depend on how many others were truncated."""
+        """The divisor of the loss of a batch with this many live tokens and answers. Masked answers count, so that the
+        weight of an answer does not depend on how many others were truncated."""
         return float(tokens if self.reduce == "tokens" else sequences)
 
     def loss(
         self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
     ) -> tuple[Tensor, Stats]:
-        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that parts sum to it.
+        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that its parts sum to its loss.
 
-        An optimizer step takes its share of the divisor of a generation: a token has the same weight in every step.
+        Optimizer steps share the divisor of a generation equally, so that a token has the same weight in every step.
         """
         if count is None:
             count = self.divisor(int(part.mask.sum()), len(part.mask))
@@ -252,7 +252,7 @@ TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "t
 
 
 def wrong_types(settings: Any) -> list[str]:
-    """Settings whose type is not the annotated one, as a value from a file or a command line may be."""
+    """Errors for settings whose type is not the annotated one; they may come from a file or the command line."""
     found = []
     for name, hint in type_hints(type(settings)).items():
         value = getattr(settings, name, None)
@@ -264,7 +264,7 @@ def wrong_types(settings: Any) -> list[str]:
 
 
 def _wrong_choices(settings: Algorithm) -> list[str]:
-    """Settings whose value is not among those of the annotated Literal."""
+    """Errors for settings whose value is not among those of the annotated Literal."""
     hints = {x: get_args(hint) for x, hint in type_hints(type(settings)).items() if get_origin(hint) is Literal}
     wrong = {name: value for name in hints if (value := getattr(settings, name)) not in hints[name]}
     return [f"{x}={v!r} is not known. Choose one of: {', '.join(map(str, hints[x]))}." for x, v in wrong.items()]
@@ -279,7 +279,7 @@ SIGNALS = {
 
 
 def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:
-    """(P, G, T) one of SIGNALS, which an engine must have recorded."""
+    """One of the SIGNALS, (P, G, T); raises if the engine did not record it."""
     x = getattr(rollouts, name)
     if x is None:
         raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}=(P, G, T).")

@@ -1,11 +1,11 @@
-"""Algorithms that give every token of an answer the same credit: the baselines, other group credits, other losses,
+"""Algorithms that give every token of an answer the same credit: the baselines, other group credits, other losses
 and TRL's own.
 
     group credit    grpo, maxrl, qae, w_reinforce, reinforce_pp       the setting `credit`
     loss            clip, cispo, sapo, geo_mean, dppo_tv, dppo_kl     the setting `surrogate`
 
-Both are settings of every class here and of those derived from them, so that any two can be combined; the classes
-MaxRL, QAE, CISPO, ... are names for one choice each.
+Every class here and those derived from them have both settings, so that any two can be combined. MaxRL, QAE, CISPO, ...
+are each a name for one choice.
 """
 
 from dataclasses import dataclass, fields
@@ -39,9 +39,9 @@ class GRPO(Algorithm):
     outcome ("maxrl"), relative to a quantile ("qae"), ±1 with a weight ("w_reinforce"), or normalised over the batch
     ("reinforce_pp")."""
     quantile: float = 0.4
-    """QAE: the quantile that is the baseline."""
+    """QAE: the quantile used as baseline."""
     positive: float = 0.1
-    """W-REINFORCE: the weight of correct answers; wrong ones have −1."""
+    """W-REINFORCE: the advantage of correct answers; that of wrong ones is −1."""
 
     def problems(self) -> list[str]:
         return super().problems() + unmet(
@@ -54,7 +54,7 @@ class GRPO(Algorithm):
         return super().uses_threshold or self.credit == "w_reinforce"
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        """(P, G, T) the same for all tokens of an answer."""
+        """(P, G, T) credit, the same for all tokens of an answer."""
         extra, present = self.extra(rollouts), rollouts.present
         reward = rollouts.reward + extra
         if self.credit == "reinforce_pp":
@@ -79,14 +79,14 @@ class DAPO(GRPO):
     name: ClassVar[str] = "dapo"
     reduce: ClassVar[Reduce] = "tokens"
     clip_high: float = 0.28
-    """Clip-higher: lets unlikely tokens of correct answers grow."""
+    """Clip-higher: lets unlikely tokens of correct answers become more likely."""
     dynamic_sampling: bool = True
     """Part of DAPO: groups without signal are replaced by new prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrGRPO(GRPO):
-    """GRPO without its two biases: no division by the std, none by the answer's length. arXiv:2503.20783."""
+    """GRPO without its two biases: divides neither by the std nor by the answer's length. arXiv:2503.20783."""
 
     name: ClassVar[str] = "dr_grpo"
     reduce: ClassVar[Reduce] = "tokens"
@@ -137,7 +137,7 @@ class WReinforce(DAPO):
     credit: GroupCredit = "w_reinforce"
     """Part of W-REINFORCE."""
     dynamic_sampling: bool = False
-    """Groups of one outcome train too: nothing is compared."""
+    """Groups with a single outcome train too, because answers are not compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,15 +190,15 @@ class GMPO(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class DPPO(DrGRPO):
-    """Dr. GRPO that drops tokens by how far their probability has moved, instead of its ratio. arXiv:2602.04879."""
+    """Dr. GRPO that drops tokens by the change of their probability instead of the ratio. arXiv:2602.04879."""
 
     name: ClassVar[str] = "dppo"
     surrogate: Surrogate = "dppo_tv"
     """Part of DPPO; with "dppo_kl" the authors set clip_low and clip_high to 0.05."""
     clip_low: float = 0.15
-    """The probability of a token falls by at most this."""
+    """Tokens of wrong answers are dropped once their probability has fallen by more than this."""
     clip_high: float = 0.15
-    """The probability of a token rises by at most this."""
+    """Tokens of correct answers are dropped once their probability has risen by more than this."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,9 +235,9 @@ class GEPO(GRPO):
 
 @dataclass(frozen=True, kw_only=True)
 class TRL(GRPO):
-    """TRL's own GRPOTrainer: its advantages and its loss, with every setting of GRPOConfig. By default that is
-    GRPO's advantage, the loss divided by all tokens (`loss_type: dapo`), clip 0.2 on both sides, no dynamic sampling,
-    no KL term."""
+    """TRL's own GRPOTrainer: its advantages and loss, with every setting of GRPOConfig. By default that is GRPO's
+    advantage, a loss divided by the number of all tokens (`loss_type: dapo`), clip 0.2 on both sides, no dynamic
+    sampling and no KL term."""
 
     name: ClassVar[str] = "trl"
     engine_loss: ClassVar[bool] = True

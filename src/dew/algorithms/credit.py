@@ -1,7 +1,7 @@
-"""The credit of whole groups, computed once per generation: the one call that every engine makes.
+"""The credit of whole groups, computed once per generation by every engine.
 
-Groups are complete only here. Micro-batches of the loss mix rows of several groups: a group statistic taken there is
-silently wrong, and with one row it is exactly zero.
+Only here are groups complete. Micro-batches of the loss mix rows of several groups, so a group statistic computed there
+would be silently wrong and, with one row, exactly zero.
 """
 
 from dataclasses import dataclass, fields
@@ -14,13 +14,13 @@ from dew.credit import wrong_sign
 from dew.errors import Problem, ShapeError, unknown, user_line
 from dew.rollouts import Rollouts
 
-DIVISION = "Look for a division by 0, e.g. by the standard deviation of a group without differences."
+DIVISION = "Look for a division by 0, e.g. by the standard deviation of a group with equal rewards."
 """What to do about credit that is NaN."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit:
-    """What the answers of P groups earned."""
+    """The credit of P groups of G answers."""
 
     correct: Tensor
     """(P, G) True on O⁺."""
@@ -33,11 +33,11 @@ class Credit:
     penalty: Tensor | None = None
     """(P, G, T) coefficient of |log w| in each token's loss, for algorithms that have one."""
     flipped: Tensor | None = None
-    """(P, G, T) tokens whose advantage has the sign opposite to their answer's reward relative to its group."""
+    """(P, G, T) True on tokens whose advantage has the opposite sign to their answer's reward relative to its group."""
 
 
 def give_credit(algorithm: Algorithm, rollouts: Rollouts) -> Credit:
-    """Advantages of any class of algorithm, checked, and what follows from them."""
+    """Compute the credit of any algorithm, a user's included, with its advantages checked."""
     advantages, extra = advantages_of(algorithm, rollouts), algorithm.extra(rollouts)
     return Credit(
         correct=algorithm.correct(rollouts),
@@ -50,7 +50,7 @@ def give_credit(algorithm: Algorithm, rollouts: Rollouts) -> Credit:
 
 
 def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
-    """(P, G, T) `algorithm.advantages(rollouts)` of any class, checked, and 0 where the mask is False."""
+    """(P, G, T) `algorithm.advantages(rollouts)`, checked, and 0 where the mask is False; permuted for a placebo."""
     name, mask = algorithm.name, rollouts.mask
     try:
         A = algorithm.advantages(rollouts)
@@ -67,14 +67,14 @@ def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
     if not isinstance(A, Tensor) or A.shape != mask.shape:
         got = f"shape {tuple(A.shape)}" if isinstance(A, Tensor) else f"{type(A).__name__}, not a tensor"
         what = f"{name}: advantages(rollouts) returned {got}; expected (P, G, T) = {tuple(mask.shape)}."
-        remedy = "To give all tokens of an answer the same, return A[..., None] * rollouts.mask with A of shape (P, G)."
+        remedy = "For one value per answer, return A[..., None] * rollouts.mask with A of shape (P, G)."
         raise ShapeError(Problem(what, remedy=remedy))
     A = torch.where(mask, A, 0)
     return permuted(A, mask) if algorithm.placebo else A
 
 
 def permuted(x: Tensor, mask: Tensor) -> Tensor:
-    """(P, G, T) with the values of the live tokens of each answer in another order, the same for the same mask."""
+    """(P, G, T) x with the values at the live tokens of each answer permuted, in an order that depends on the mask."""
     place = torch.arange(1, mask.numel() + 1, device=mask.device).view(mask.shape)
     random = torch.Generator(mask.device).manual_seed(int((place * mask).sum()) % 2**31)
     keys = torch.rand(mask.shape, generator=random, device=mask.device) + 2 * ~mask  # live tokens come first

@@ -27,7 +27,7 @@ class EntropyWeighted(Algorithm):
 
     needs_entropy: ClassVar[Whose] = "old"
     weight_names: ClassVar[tuple[str, str]]
-    """The settings that weight the plain outcome, and the part that is distributed by entropy."""
+    """Names of the two weight settings: of the plain outcome, and of the part that is distributed by entropy."""
     paper: ClassVar[Mapping[str, str] | None] = {
         "title": "GTPO and GRPO-S: Token and Sequence-Level Reward Shaping with Policy Entropy",
         "id": "2508.04349",
@@ -36,17 +36,17 @@ class EntropyWeighted(Algorithm):
     }
 
     average: Literal["arithmetic", "geometric"] = "arithmetic"
-    """The mean that a value is divided by. "geometric" is the paper's alternative (v6, Appendix C)."""
+    """The kind of mean that a value is divided by. "geometric" is the paper's alternative (v6, Appendix C)."""
     scope: Literal["group", "batch"] = "group"
     """Compare and normalise within a group (the equations) or across the batch (the paper's discussion)."""
     pool: Literal["group", "joint", "sign", "outcome"] = "group"
     """What mean and std are taken over. "outcome" multiplies the answer's GRPO advantage by the weight instead: no sign
-    can flip, and graded rewards train. "sign" takes them over one polarity only, which unlearns the task; for
+    can flip, and graded rewards can be used. "sign" takes them over one polarity only, which unlearns the task; for
     comparison only."""
     spread: Literal["both", "correct", "wrong"] = "both"
     """The side whose credit is distributed by entropy; on the other side every weight is 1."""
     entropy_clip: tuple[float, float] | None = None
-    """Clamps H to (low, high) before anything else. Off in the equations."""
+    """Clamp H to (low, high), in nats, before anything else. Off in the equations."""
 
     @property
     def _weights(self) -> dict[str, float]:
@@ -70,7 +70,7 @@ class EntropyWeighted(Algorithm):
         return replace(self, **changed)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
-        """(P,) with pool="outcome": groups whose answers differ in the outcome reward, even if none is correct."""
+        """(P,) with pool="outcome", True on groups with different outcome rewards, even if no answer is correct."""
         if self.pool != "outcome":
             return super().signal(rollouts)
         return (group_relative(rollouts.reward, rollouts.live) != 0).any(-1)
@@ -80,7 +80,7 @@ class EntropyWeighted(Algorithm):
         return self._to_tokens(self._shaped(scoped), scoped).reshape(rollouts.mask.shape)
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        """(P, G, T), 0 in groups without signal: shaping those would train on entropy noise."""
+        """(P, G, T) credit, 0 in groups without signal: shaping those would train on entropy noise."""
         scoped = self._scoped(rollouts)
         shaped = self._shaped(scoped)
         if self.pool == "outcome":
@@ -90,10 +90,10 @@ class EntropyWeighted(Algorithm):
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
 
     def _scoped(self, rollouts: Rollouts) -> Rollouts:
-        """The groups, or the batch as one group. Penalties and the outcome pool's advantages are always per group.
+        """The groups, or the batch as one group. Penalties and advantages of pool="outcome" are always per group.
 
-        With pool="outcome" an answer's reward is its advantage, whose sign is the polarity; answers at the mean of
-        their group have none and are left out.
+        With pool="outcome", an answer's reward becomes its advantage, whose sign is the polarity. Answers at the group
+        mean have no polarity and are masked out.
         """
         if self.pool == "outcome":
             relative = group_relative(rollouts.reward + self.extra(rollouts), rollouts.present)
@@ -103,7 +103,7 @@ class EntropyWeighted(Algorithm):
         return scoped if self.scope == "group" else scoped.as_one_group()
 
     def _won(self, scoped: Rollouts) -> Tensor:
-        """(P, G) the polarity of each answer: O⁺."""
+        """(P, G) True on answers of positive polarity (O⁺)."""
         return scoped.correct(0.0) if self.pool == "outcome" else self.correct(scoped)
 
     def _total_weight(self) -> float:
@@ -111,7 +111,7 @@ class EntropyWeighted(Algorithm):
         return sum(self._weights.values())
 
     def _how(self, rollouts: Rollouts) -> dict[str, Any]:
-        """What `gtpo_rewards` and `grpo_s_rewards` have in common."""
+        """The arguments that `gtpo_rewards` and `grpo_s_rewards` have in common."""
         names = ("average", "spread", "entropy_clip")
         return {**self._weights, **{name: getattr(self, name) for name in names}, "extra": rollouts.extra}
 
@@ -137,16 +137,16 @@ class GTPO(EntropyWeighted):
     alpha2: float = 0.1
     """α₂: weight of the part that is distributed by entropy. 0 keeps only the outcome."""
     compare: Compare = "column"
-    """A token is compared with the same position across answers (published), its own answer ("row"), its group
-    ("matrix"), the same turn of each answer (for tools and agents) or the same tenth ("relative")."""
+    """What a token is compared with: the same position across answers ("column", as published), its own answer ("row"),
+    its group ("matrix"), the same turn ("turn", for tools and agents) or tenth ("relative") of each answer."""
     floored: ClassVar[tuple[Compare, ...]] = ("turn", "relative")
-    """Comparisons for which entropy_clip is FLOOR unless set. A column has at most one token of an answer; in a larger
-    set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row and
-    matrix are the paper's formula and only warn."""
+    """Values of `compare` for which entropy_clip defaults to FLOOR. A column has at most one token of an answer; in a
+    larger set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row
+    and matrix follow the paper and only warn."""
 
     def __post_init__(self) -> None:
         if self.entropy_clip is None and self.compare in self.floored:
-            object.__setattr__(self, "entropy_clip", FLOOR)  # not hidden: labels and records show it
+            object.__setattr__(self, "entropy_clip", FLOOR)  # labels and records show it
         super().__post_init__()
 
     def warnings(self) -> list[str]:
@@ -164,9 +164,9 @@ class GTPO(EntropyWeighted):
 
 @dataclass(frozen=True, kw_only=True)
 class DEW(GTPO):
-    """DAPO's advantage, half of it spread over the tokens by entropy: in correct answers in proportion to it, in wrong
-    ones to its inverse. Not a published algorithm: docs/papers.md says how it differs from GTPO (arXiv:2508.04349),
-    docs/study.md where it helps."""
+    """DAPO's advantage, half of it distributed over the tokens by entropy: in correct answers in proportion to it, in
+    wrong answers to its inverse. Not a published algorithm: docs/papers.md describes how it differs from GTPO
+    (arXiv:2508.04349), docs/study.md where it helps."""
 
     name: ClassVar[str] = "dew"
     floored: ClassVar[tuple[Compare, ...]] = ("row", "matrix", *GTPO.floored)
@@ -175,7 +175,7 @@ class DEW(GTPO):
     alpha2: float = 0.5
     """α₂: weight of the part that is distributed by entropy. 0 is DAPO."""
     pool: Literal["group", "joint", "sign", "outcome"] = "outcome"
-    """The answer's DAPO advantage times the weight: no sign can flip, and graded rewards train."""
+    """The answer's DAPO advantage times the weight: no sign can flip, and graded rewards can be used."""
     dynamic_sampling: bool = True
     """As in DAPO: groups without signal are replaced by new prompts."""
 

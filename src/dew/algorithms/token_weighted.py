@@ -1,7 +1,7 @@
 """DAPO with a weight, a penalty, a bonus or a baseline for each token.
 
-Statistics are those of the whole batch, or of whole groups, under the policy that sampled it; the bonus of
-EntropyAdvantage is the current policy's.
+Statistics are over the whole batch or whole groups, under the sampling policy. Only the bonus of EntropyAdvantage uses
+the current policy.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from dew.rollouts import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class ForkingTokens(DAPO):
-    """DAPO on only the tokens with the highest entropy, the 80/20 rule. arXiv:2506.01939."""
+    """DAPO trained only on the tokens with the highest entropy, the 80/20 rule. arXiv:2506.01939."""
 
     name: ClassVar[str] = "forking_tokens"
     needs_entropy: ClassVar[Whose] = "old"
@@ -41,7 +41,7 @@ class ForkingTokens(DAPO):
         return super().problems() + unmet((0 < self.keep <= 1, f"keep={self.keep}: give 0 < keep <= 1, e.g. 0.2."))
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        """DAPO's on the kept tokens, scaled so that the loss is divided by the kept tokens instead of all tokens."""
+        """DAPO's advantages on the kept tokens, scaled so that the loss is divided by the number of kept tokens."""
         kept = forking_mask(recorded(self, rollouts, "entropy"), rollouts.mask, keep=self.keep)
         scale = rollouts.mask.sum() / kept.sum().clamp_min(1)
         return torch.where(kept, super().advantages(rollouts) * scale, 0)
@@ -78,7 +78,7 @@ class EntropyAdvantage(DAPO):
 
 @dataclass(frozen=True, kw_only=True)
 class ClipCov(DAPO):
-    """Takes a few tokens with a large covariance of advantage and log-probability out of the loss. arXiv:2505.22617."""
+    """Removes a few tokens with a large covariance of advantage and log-probability from the loss. arXiv:2505.22617."""
 
     name: ClassVar[str] = "clip_cov"
     needs_logp: ClassVar[bool] = True
@@ -87,7 +87,7 @@ class ClipCov(DAPO):
     clip_high: float = 1.0
     """The ratio is at most 2, as in the authors' runs."""
     cov_share: float = 2e-4
-    """Share of the batch's live tokens that is taken out; at least one."""
+    """Share of the batch's live tokens to remove; at least one token."""
     cov_low: float = 1.0
     """Tokens are drawn from those whose covariance is above this ..."""
     cov_high: float = 5.0
@@ -118,7 +118,7 @@ class KLCov(DAPO):
     clip_high: float = 1e6
     """No bound on the ratio."""
     cov_share: float = 2e-4
-    """Share of the batch's live tokens that gets the penalty; at least one."""
+    """Share of the batch's live tokens that get the penalty; at least one token."""
     cov_coef: float = 1.0
     """Coefficient of the penalty |log w|."""
 
@@ -139,7 +139,7 @@ class STEER(DAPO):
     needs_entropy: ClassVar[Whose] = "old"
     needs_logp: ClassVar[bool] = True
     least_weight: float = 0.8
-    """The weight of the token whose entropy would change most; others lie between this and 1."""
+    """Weight of the token where the entropy would change most; other weights are between this and 1."""
 
     def problems(self) -> list[str]:
         least = self.least_weight
@@ -193,9 +193,9 @@ class FIPO(DAPO):
     half_life: float = 32.0
     """A token this many tokens later counts half as much."""
     least_weight: float = 1.0
-    """The smallest weight. 0.8 also weakens tokens whose future has become less likely."""
+    """Smallest weight. 0.8 also weakens tokens whose future has become less likely."""
     most_weight: float = 1.2
-    """The largest weight."""
+    """Largest weight."""
 
     def problems(self) -> list[str]:
         least, most = self.least_weight, self.most_weight
@@ -216,7 +216,7 @@ class FIPO(DAPO):
 
 @dataclass(frozen=True, kw_only=True)
 class OTB(DAPO):
-    """A baseline for each position of a group, the one with the least variance. arXiv:2602.07078."""
+    """A baseline for each position of a group, chosen for minimum variance. arXiv:2602.07078."""
 
     name: ClassVar[str] = "otb"
     needs_logp: ClassVar[bool] = True
@@ -227,7 +227,7 @@ class OTB(DAPO):
         return super().problems() + unmet((self.credit == "grpo", other))
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
-        """0 in groups whose rewards are all equal: there only the end of the longest answer would have credit."""
+        """(P, G, T) credit, 0 in groups with equal rewards: there, only the end of the longest answer would get any."""
         logp, sum_sq = recorded(self, rollouts, "logp"), recorded(self, rollouts, "sum_sq")
         reward, live = rollouts.reward + self.extra(rollouts), rollouts.live
         A = token_baseline_advantages(torch.where(live, reward, 0), logp, sum_sq, rollouts.mask)

@@ -1,7 +1,7 @@
-"""What a rule of your own, given as `file.py:Class`, may do while it runs: compute, for a limited time.
+"""Limits on a user's rule, given as `file.py:Class`: it may only compute, for a limited time.
 
-It runs in the training process. If it hangs, ends the process or forks, the run must not look finished, nor leave a
-process behind that holds its folder.
+It runs in the training process. If it hangs, exits or forks, the run must not look finished or leave a process behind
+that holds its folder.
 """
 
 import functools
@@ -18,16 +18,16 @@ from typing import Any, NoReturn
 from dew.errors import ConfigError, Problem, user_line
 
 SECONDS = 300.0
-"""For one call. A rule computes with a few tensors, in milliseconds."""
+"""Time limit of one call. A rule computes with a few tensors and takes milliseconds."""
 _running = False
 
 
 class _Stopped(BaseException):
-    """What the rule did. Not an Exception, which the rule might catch."""
+    """Raised when a rule does what it must not. Not an Exception, which the rule might catch."""
 
 
 class _Clean(io.TextIOBase):
-    """Standard output, without the control characters of what the rule prints."""
+    """A wrapper of standard output that replaces control characters in what the rule prints."""
 
     def __init__(self, to: Any) -> None:
         self._to = to
@@ -44,9 +44,9 @@ class _Clean(io.TextIOBase):
 
 @contextmanager
 def limited(name: str) -> Iterator[None]:
-    """Whatever ends or outlasts the block is an error that names it."""
+    """Raise an error with this name if the block exits the process, forks or exceeds the time limit."""
     global _running
-    if _running or not _is_main():  # only there can a signal interrupt it
+    if _running or not _is_main():  # signals only interrupt the main thread
         yield
         return
 
@@ -79,7 +79,7 @@ def _is_main() -> bool:
 
 
 def guard(cls: type, base: type) -> None:
-    """Run the methods of a user's class that replace those of `base` with these limits."""
+    """Apply these limits to the methods of a user's class that override those of `base`."""
     for kind in cls.__mro__[: cls.__mro__.index(base)]:
         for name, method in list(vars(kind).items()) if not kind.__module__.startswith("dew.") else ():
             own = isinstance(method, FunctionType) and hasattr(base, name) and not hasattr(method, "__wrapped__")

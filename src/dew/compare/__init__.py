@@ -1,4 +1,4 @@
-"""Evaluate models and compare runs: pass@k with intervals, paired differences, verdicts, and grids of paired runs."""
+"""Evaluate models and compare runs: pass@k with intervals, paired differences, verdicts and grids of paired runs."""
 
 from dew.compare.grid import Result, compare_runs, read_result
 from dew.compare.sampling import Sampling, load_vllm, sample

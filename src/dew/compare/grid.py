@@ -1,11 +1,11 @@
-"""A grid of paired runs in one folder: which are to be trained, the results of those that are finished, and the
-differences between their arms.
+"""A grid of paired runs in one folder: which runs are left to train, the results of finished runs, and the differences
+between arms.
 
-    STUDY/grid.json             what all runs share, and the arms, the baseline first
+    STUDY/grid.json             the settings that all runs share, and the arms, the baseline first
     STUDY/[TASK/]ARM-seed0/     a run folder for each cell
 
-Whoever trains the runs, in processes or in stacks, calls `open_grid`, trains what it returns, and writes the facts of
-the cell to its run.json.
+To train a grid, call `open_grid`, train the cells that it returns, in processes or in stacks, and write `Cell.facts()`
+to the run.json of each.
 """
 
 import json
@@ -25,7 +25,7 @@ from dew.run.folder import RunFolder
 
 GRID = "grid.json"
 REPLACED = ".replaced"
-"""The folder for runs of a rule whose code has changed."""
+"""The folder to which runs of a rule whose code has changed are moved."""
 MAX_FILE = 1 << 24
 OTHER_FOLDER = "Choose another folder with --out."
 AREA = "area"
@@ -41,13 +41,13 @@ class Cell:
     source: str = ""
     """Digest of the code of a user's rule."""
     control: str | None = None
-    """The arm without weights on tokens that this one is compared with."""
+    """The same arm without token weights, to compare with."""
     placebo: str | None = None
-    """The arm with the weights of each answer permuted."""
+    """The same arm with the weights of each answer permuted."""
 
     @property
     def home(self) -> Path:
-        """Its folder within that of the grid."""
+        """The run folder, relative to the grid's folder."""
         rate = "" if self.learning_rate is None else f"-lr{self.learning_rate:g}"
         return Path(self.task) / f"{_file_name(self.arm)}{rate}-seed{self.seed}"
 
@@ -64,11 +64,11 @@ def open_grid(
     folder: Path, cells: Sequence[Cell], settings: Mapping[str, Any], *,
     finished: Callable[[RunFolder], bool] = RunFolder.finished, say: Callable[[str], None] = print,
 ) -> list[Cell]:  # fmt: skip
-    """The cells that are not finished, in order. The first cell's arm is the baseline, unless the cells are added to
-    those of a baseline that is not among them.
+    """Create or extend a grid; return the cells that are not finished, in order. The first cell's arm is the baseline,
+    unless the grid already has a baseline that is not among the cells.
 
-    `settings` are what all runs share: a folder whose runs have others is refused, as is one that holds something
-    else. Runs of a rule whose code has changed are set aside, into a folder that the message names.
+    Raises if the folder has runs with other `settings`, which all runs must share, or holds something else. Runs of a
+    rule whose code has changed are moved to a folder that the message names.
     """
     if len({cell.home for cell in cells}) < len(set(cells)):
         what = "Two arms would be written to the same folder."
@@ -105,7 +105,7 @@ def read_grid(folder: Path) -> dict[str, Any]:
 
 
 def _set_aside(folder: Path, old: Mapping[str, str], new: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Move runs of rules whose code has changed, with their controls: they are neither lost nor mixed with new ones."""
+    """Move away runs of rules whose code has changed, and of their placebos: neither lost nor mixed with new ones."""
     changed = {old[arm] for arm in new if old.get(arm) and old[arm] != new[arm]}
     for arm in (arm for arm, source in old.items() if source in changed):
         name = re.compile(rf"{re.escape(_file_name(arm))}(-lr[\d.e+-]+)?-seed\d+")
@@ -126,15 +126,15 @@ class Result:
     arm: str
     seed: int
     scores: Mapping[str, float]
-    """area, and what the run's scores.json has after training: pass@1, ..."""
+    """area (mean training accuracy), and the scores after training in the run's scores.json: pass@1, ..."""
     task: str = ""
     learning_rate: float | None = None
     control: str | None = None
-    """The arm without weights on tokens that this one is compared with."""
+    """The same arm without token weights, to compare with."""
     placebo: str | None = None
-    """The arm with the weights of each answer permuted."""
+    """The same arm with the weights of each answer permuted."""
     groups: int = 0
-    """Groups sampled, including those dropped: dynamic sampling needs more of them for the same number of steps."""
+    """Groups sampled, including dropped ones: dynamic sampling needs more groups for the same number of steps."""
     folder: Path | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -143,7 +143,7 @@ class Result:
 
 
 def read_result(folder: Path | str, **known: Any) -> Result:
-    """The result of the run in this folder. `known` replaces what its run.json says: arm, seed, task, ..."""
+    """Read the result of the run in this folder. `known` overrides facts of its run.json: arm, seed, task, ..."""
     run, folder = RunFolder(folder), Path(folder)
     facts, metrics = run.run(), run.metrics()
     algorithm = facts.get("algorithm")
@@ -175,12 +175,12 @@ def read_result(folder: Path | str, **known: Any) -> Result:
 
 
 def run_folders(study: Path) -> list[Path]:
-    """The run folders in the folder of a study, up to two levels down; not those set aside in hidden folders."""
+    """The run folders in a study's folder, up to two levels down; hidden folders are skipped."""
     return sorted(path.parent for pattern in ("[!.]*/run.json", "[!.]*/*/run.json") for path in study.glob(pattern))
 
 
 def read_answers(folder: Path | None, when: str = "after") -> Scores | None:
-    """The evaluated answers of a run; None if it kept none, or more than can be read at once."""
+    """The evaluated answers of a run; None if there is no such file, or if it is damaged or too large."""
     path = None if folder is None else folder / f"answers-{when}.json"
     if path is None or not path.exists() or not is_plain(path) or path.stat().st_size > MAX_ANSWERS:
         return None
@@ -191,7 +191,7 @@ def read_answers(folder: Path | None, when: str = "after") -> Scores | None:
 
 
 def by_problem(scores: Scores | None, than: Scores | None, score: str, **names: str) -> Difference | None:
-    """A score minus that of `than`, paired by problem; None if they cannot be compared."""
+    """The difference in a score, `scores` minus `than`, paired by problem; None if they cannot be compared."""
     if scores is None or than is None:
         return None
     try:
@@ -201,14 +201,14 @@ def by_problem(scores: Scores | None, than: Scores | None, score: str, **names: 
 
 
 def main_scores(scores: Iterable[str]) -> list[str]:
-    """The scores that comparisons show: those of the training accuracy, pass@1 and the largest pass@k."""
+    """The scores that comparisons show: training accuracy (area, final), pass@1 and the largest pass@k."""
     scores = list(scores)
     passes = sorted((s for s in scores if s.startswith("pass@")), key=lambda s: int(s.removeprefix("pass@")))
     return list(dict.fromkeys([*(s for s in (AREA, "final") if s in scores), *passes[:1], *passes[-1:]]))
 
 
 def compare_arms(results: Sequence[Result], arm: str, baseline: str, score: str) -> Difference:
-    """Arms of one task, paired by seed; by problem, if both have one run, which kept its answers."""
+    """An arm minus the baseline on one task, paired by seed; by problem if they share one seed and kept the answers."""
     names = {"arm": arm, "baseline": baseline, "task": results[0].task}
     both = [{r.seed: r for r in results if r.arm == name and score in r.scores} for name in (arm, baseline)]
     seeds = both[0].keys() & both[1].keys()
@@ -224,7 +224,7 @@ def compare_arms(results: Sequence[Result], arm: str, baseline: str, score: str)
 
 
 def compare_runs(results: Sequence[Result], baseline: str) -> list[Difference]:
-    """Every arm minus the baseline in the main scores of all runs, with Holm's correction over the arms."""
+    """Every arm minus the baseline, in the main scores that all runs have, with Holm's correction over the arms."""
     shared = [score for score in results[0].scores if all(score in r.scores for r in results)]
     others = [arm for arm in dict.fromkeys(r.arm for r in results) if arm != baseline]
     return corrected(compare_arms(results, arm, baseline, score) for arm in others for score in main_scores(shared))

@@ -10,23 +10,23 @@ from dew.errors import ConfigError, EngineError, Problem
 
 @dataclass(frozen=True)
 class Sampling:
-    """How answers are sampled. The model's own generation settings are ignored."""
+    """Sampling settings. The model's own generation settings are ignored."""
 
     k: int = 16
-    """Answers per problem; with `greedy` there is one."""
+    """Answers per problem; with `greedy`, always one."""
     temperature: float = 1.0
     top_p: float = 1.0
     greedy: bool = False
     max_new_tokens: int = 128
     batch_size: int | None = None
-    """Answers sampled at a time. None: 1,024 on a GPU; 256 on a CPU, where more are not faster and 64 are slower."""
+    """Answers sampled at a time. None: 1,024 on a GPU; 256 on a CPU, where more is not faster and 64 is slower."""
     seed: int = 0
 
     def __post_init__(self) -> None:
         counts = {"k": self.k, "max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
         wrong = [f"{name}={n}: must be at least 1." for name, n in counts.items() if n is not None and n < 1]
         if self.temperature <= 0:
-            wrong.append(f"temperature={self.temperature}: must be above 0. Or sample greedily.")
+            wrong.append(f"temperature={self.temperature}: must be above 0. For temperature 0, use greedy.")
         if not 0 < self.top_p <= 1:
             wrong.append(f"top_p={self.top_p}: must be above 0 and at most 1.")
         if wrong:
@@ -48,7 +48,7 @@ class Sampled:
 
 
 def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[list[Sampled]]:
-    """The answers to each prompt (text, or a list of chat messages). The same seed gives the same answers.
+    """Sample k answers to each prompt (text, or a list of chat messages). The same seed gives the same answers.
 
     `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
     """
@@ -66,7 +66,7 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     was_training = model.training
     model.eval()
     devices, k = [model.device] if model.device.type == "cuda" else [], sampling.answers
-    # Prompts of similar length together; longest first on a GPU: the buffers of the first fit the others.
+    # Batch prompts of similar length; on a GPU the longest first, so that their buffers fit the others.
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=bool(devices))
     with torch.random.fork_rng(devices), torch.no_grad(), uncompiled(model):
         torch.manual_seed(sampling.seed)
@@ -100,11 +100,11 @@ def prompt_text(tokenizer: Any, prompt: Any) -> str:
 
 def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
     text = prompt_text(tokenizer, prompt)
-    return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]  # a chat template adds its own
+    return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]  # chat templates add their own
 
 
 def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: Sequence[int]) -> Callable[..., Any]:
-    """Token ids of prompts -> those of one answer to each, by dew's decoder or, where it cannot, by `generate`."""
+    """A function from the token ids of prompts to those of an answer to each, by dew's decoder or else `generate`."""
     from dew.decoding import Decoder, Draw, refusal
 
     size = sampling.batch_size or (1024 if model.device.type == "cuda" else 256)
@@ -119,7 +119,7 @@ def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: Sequence[int]
 
 def _generate(model: Any, tokenizer: Any, sampling: Sampling, ids: list[list[int]]) -> list[list[int]]:
     inputs = tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding_side="left").to(model.device)
-    # Every setting is explicit, because the model may bring its own (top_k=20, a repetition penalty).
+    # Set everything explicitly, because the model may have its own defaults (top_k=20, a repetition penalty).
     draw: dict[str, Any] = {"do_sample": False}
     if not sampling.greedy:
         draw = {"do_sample": True, "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": 0}

@@ -26,9 +26,9 @@ log = logging.getLogger("dew.compare")
 
 N_PROBLEMS = 256
 GIVEN = {"prompts", "completions", "completion_ids"}
-"""What a reward function is called with, besides columns of the data."""
+"""Arguments of every reward function, besides the columns of the data."""
 SET_BY_TRL = {"prompt", "completion", "completion_ids"}
-"""Columns that a reward function never gets from the data."""
+"""Columns of the data that are not passed to reward functions."""
 
 
 def evaluate(
@@ -78,8 +78,8 @@ def evaluate(
 
 
 def judge_name(judge: Any, threshold: float) -> str:
-    """What decides which answers are correct, whatever folder it is in: `math`, `rewards.score > 0.5`."""
-    judge = getattr(judge, "__wrapped__", judge)  # in a trainer
+    """The name of a verifier or reward function, without its folder: `math`, `rewards.score > 0.5`."""
+    judge = getattr(judge, "__wrapped__", judge)  # trainers wrap it
     if isinstance(judge, Verifier):
         return judge.name
     path = judge.path.replace(".py:", ":") if isinstance(judge, UserFunction) else reward_name(judge)
@@ -87,7 +87,7 @@ def judge_name(judge: Any, threshold: float) -> str:
 
 
 def _check_columns(judge: Any, row: Row) -> None:
-    """Before sampling, which may take hours."""
+    """Raise if the verifier or reward needs a column that is missing: now, because sampling may take hours."""
     given = set(row) if isinstance(judge, Verifier) else set(row) - SET_BY_TRL | GIVEN
     if missing := [column for column in required_columns(judge) if column not in given]:
         what = f"{reward_name(judge)} needs the column {missing[0]!r}; the data has {', '.join(row)}."
@@ -97,7 +97,7 @@ def _check_columns(judge: Any, row: Row) -> None:
 def _score_by_reward(
     reward: Callable[..., Any], texts: list[str], ids: list[list[int]], rows: Sequence[Row], threshold: float
 ) -> list[Verdict]:
-    """An answer without a finite reward is `unparsable` and counts as 0."""
+    """Verdicts by a reward function. An answer without a finite reward is `unparsable` and counts as 0."""
     name, n = reward_name(reward), len(texts)
     values = call_as_trl(reward, texts, ids, rows)
     if not_finite := values.count(NOT_FINITE):
@@ -111,7 +111,7 @@ def _score_by_reward(
 
 
 def call_as_trl(reward: Callable[..., Any], texts: Sequence[str], ids: list[list[int]], rows: Sequence[Row]) -> Rewards:
-    """The rewards of answers and their token ids; `rows[i]` is the problem that `texts[i]` answers."""
+    """Call a reward function as TRL does. `texts[i]`, with token ids `ids[i]`, answers the problem `rows[i]`."""
     columns = {key: [row.get(key) for row in rows] for key in rows[0] if key not in SET_BY_TRL}
     prompts = [row["prompt"] for row in rows]
     answers = [
@@ -143,7 +143,7 @@ class Scores:
     of_train: bool = False
     """The task has no test split: the problems are the eighth of its training data that `dew train` leaves out."""
     scored_by: str | None = None
-    """The verifier, or the reward function with its threshold; None: not known."""
+    """The verifier, or the reward function with its threshold; None if unknown."""
 
     @cached_property
     def by_problem(self) -> dict[str, ScoredProblem]:
@@ -172,7 +172,7 @@ class Scores:
 
     @property
     def statuses(self) -> dict[str, int]:
-        """How many answers were correct, wrong, unparsable or timed out."""
+        """Number of answers that were correct, wrong, unparsable or timed out."""
         return dict(Counter(verdict.status for p in self.problems for verdict in p.verdicts))
 
     @property
@@ -187,7 +187,7 @@ class Scores:
         return {**found, "scores": scores, "sampling": asdict(self.sampling)}
 
     def write(self, path: str | Path) -> None:
-        """Everything, including the answers."""
+        """Write everything, including the answers, as JSON."""
         problems = []
         for p in self.problems:
             answers = [asdict(a) | asdict(v) for a, v in zip(p.answers, p.verdicts, strict=True)]
@@ -220,7 +220,7 @@ def problem_key(prompt: Any, gold: Any) -> str:
 
 
 def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iterable[str]) -> None:
-    """Refuse to compare `a` with scores of other problems, or by another judge. `problems`: by `problem_key`."""
+    """Raise if `a` cannot be compared with scores by `scored_by` on these `problems` (keys of `problem_key`)."""
     if None not in (a.scored_by, scored_by) and a.scored_by != scored_by:
         what = f"The answers are not scored by the same reward or verifier: {a.scored_by} and {scored_by}."
         raise ConfigError(Problem(what, remedy="Evaluate both with the same --reward and threshold."))
@@ -234,7 +234,7 @@ def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iter
 def compare_scores(
     scores: Scores, than: Scores, *, arm: str = "second", baseline: str = "first", task: str | None = None
 ) -> dict[str, Difference]:
-    """`scores` minus `than`, paired by problem, for every score that both have; `arm` and `baseline` name them."""
+    """`scores` minus `than`, paired by problem, for every score that both have. `arm` and `baseline`: their names."""
     check_comparable(than, scores.task, scores.scored_by, scores.by_problem)
     found = {}
     for name in (name for name in than.scores if name in scores.scores):

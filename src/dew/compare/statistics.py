@@ -13,7 +13,7 @@ from dew.rewards import Verdict
 CONFIDENCE = 0.95
 SIGNIFICANT = 0.05
 MIN_SEEDS = 5
-"""Without a true difference, n seeds all have the same sign with probability 2^(1−n): 12% for 4, 6% for 5."""
+"""Without a true difference, n seeds all differ in the same direction with probability 2^(1−n): 12% for 4, 6% for 5."""
 Unit = Literal["seeds", "problems"]
 
 
@@ -45,8 +45,8 @@ def maj_at_k(verdicts: Sequence[Verdict]) -> float:
 
 
 def score_problem(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    """All scores of one problem: pass@1, 2, 4, ... up to the number of answers, mean@k, and maj@k or, from a reward
-    function, which extracts no answer to vote on, the mean reward."""
+    """All scores of one problem: pass@1, 2, 4, ... up to the number of answers, mean@k, and maj@k. A reward function
+    extracts no answer to vote on, so its mean reward replaces maj@k."""
     n, c = len(verdicts), sum(verdict.correct for verdict in verdicts)
     ks = sorted({2**i for i in range(n.bit_length())} | {n})
     scores = {f"pass@{k}": pass_at_k(n, c, k) for k in ks} | {f"mean@{n}": c / n}
@@ -67,17 +67,17 @@ class Interval:
 
 
 def mean_interval(values: Sequence[float], *, span: tuple[float, float] = (0.0, 1.0)) -> Interval:
-    """The mean of one value per problem with its interval. Problems are the unit, not answers: answers to one problem
-    are not independent. `span` is the range of possible values."""
+    """The mean of one value per problem with its 95% interval. Problems are the unit, because answers to one problem
+    are not independent. `span`: the range of possible values."""
     return t_test(values, span)[0]
 
 
 def t_test(values: Sequence[float], span: tuple[float, float] | None = None) -> tuple[Interval, float]:
     """The mean with its 95% interval by Student's t, within `span` if given, and the two-sided p-value of mean 0.
 
-    With a `span`, n equal values get an exact interval, because Student's t sees no variance. If a share p of all
-    problems differed, n of n would agree with probability (1 − p)ⁿ; so p up to 1 − 0.025^(1/n) remains possible,
-    anywhere within `span`.
+    With a `span`, n equal values get an exact interval, because they have no variance for Student's t. If a share p of
+    all problems had another value, all n would still agree with probability (1 − p)ⁿ. So any p up to 1 − 0.025^(1/n) is
+    possible, with values anywhere within `span`.
     """
     from scipy.stats import t
 
@@ -98,7 +98,7 @@ def t_test(values: Sequence[float], span: tuple[float, float] | None = None) -> 
 
 
 def seeds_needed(deviation: float, difference: float = 0.01, power: float = 0.8) -> int:
-    """Pairs of seeds that find a difference of this size with this probability, if differences vary by `deviation`."""
+    """Seed pairs needed to detect `difference` with probability `power`, given the standard deviation over pairs."""
     from scipy.stats import nct, t
 
     for n in range(2, 10_000):
@@ -109,8 +109,8 @@ def seeds_needed(deviation: float, difference: float = 0.01, power: float = 0.8)
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """p-values corrected for many comparisons: the i-th smallest of n times n − i + 1, and never less than that of a
-    smaller one (Holm 1979)."""
+    """p-values with Holm's correction for multiple comparisons (Holm 1979): the i-th smallest of n is multiplied by
+    n − i + 1, and raised to the largest corrected value before it."""
     corrected, least = [0.0] * len(p), 0.0
     for rank, i in enumerate(sorted(range(len(p)), key=p.__getitem__)):
         corrected[i] = least = max(least, min(1.0, p[i] * (len(p) - rank)))
@@ -120,24 +120,24 @@ def holm(p: Sequence[float]) -> list[float]:
 # ── differences ─────────────────────────────────────────────────────────────────────────────────────────────
 @dataclass(frozen=True)
 class Difference:
-    """The mean of a score of one arm minus that of the baseline, over the seeds or problems that both have."""
+    """The mean difference in a score between an arm and the baseline, over the seeds or problems that both have."""
 
     task: str
     arm: str
     baseline: str
     score: str
     unit: Unit
-    """What is paired; problems if each arm has one run, which says nothing about other seeds."""
+    """What is paired: seeds, or problems if each arm has one run, which says nothing about other seeds."""
     pairs: int
     by_pair: tuple[float, ...]
     value: float
     low: float
     high: float
-    """The 95% interval of Student's t; infinite for a single seed."""
+    """`low` and `high`: the 95% interval by Student's t; infinite for a single seed."""
     p: float
     """Two-sided p-value of the paired t-test."""
     holm: float
-    """The same after Holm's correction for all arms compared in this score (`corrected`)."""
+    """The p-value after Holm's correction over all arms compared in this score (`corrected`)."""
 
     @property
     def too_few(self) -> bool:
@@ -165,16 +165,16 @@ def paired(
     values: Mapping[Any, float], baseline_values: Mapping[Any, float], *, arm: str, baseline: str, score: str,
     task: str = "", unit: Unit = "seeds",
 ) -> Difference | None:  # fmt: skip
-    """Values of an arm minus those of the baseline, by seed or by problem; None if they have no pair in common.
+    """The difference between an arm and the baseline, paired by seed or by problem; None if there are no pairs.
 
-    A single seed has an infinite interval: it says nothing about the variance between seeds.
+    A single seed has an infinite interval, because it says nothing about the variance between seeds.
     """
     both = [key for key in values if key in baseline_values]
     if not both:
         return None
     by_pair = tuple(values[key] - baseline_values[key] for key in both)
     span = None
-    if unit == "problems":  # all problems may have the same difference by chance, as 0 if none is ever solved
+    if unit == "problems":  # all differences may be equal by chance, e.g. 0 if no problem is ever solved
         every = [0.0, 1.0, *(scores[key] for key in both for scores in (values, baseline_values))]
         span = (min(every) - max(every), max(every) - min(every))
     found, p = t_test(by_pair, span)
@@ -182,7 +182,7 @@ def paired(
 
 
 def corrected(differences: Iterable[Difference]) -> list[Difference]:
-    """The same with Holm's correction over those of the same task, score and unit."""
+    """Set `holm` of each difference, correcting over those with the same task, score and unit."""
     found = list(differences)
     families: dict[tuple[str, str, str], list[int]] = {}
     for i, d in enumerate(found):

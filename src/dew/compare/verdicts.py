@@ -1,4 +1,4 @@
-"""Verdicts in words and tables in Markdown, the same in the terminal, in files and on the page."""
+"""Verdicts as sentences and tables in Markdown, the same in the terminal, in files and in the HTML report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
@@ -9,7 +9,7 @@ from dew.compare.grid import Result, main_scores
 from dew.compare.statistics import MIN_SEEDS, Difference
 
 TITLES = {"area": "mean accuracy in training", "final": "accuracy at the end of training"}
-"""Scores of the training accuracy; the others, such as pass@1, are measured after it."""
+"""Scores measured during training; the others, such as pass@1, are measured after it."""
 
 
 def title(score: str) -> str:
@@ -18,9 +18,9 @@ def title(score: str) -> str:
 
 # ── sentences ───────────────────────────────────────────────────────────────────────────────────────────────
 def verdicts(differences: Sequence[Difference]) -> list[str]:
-    """A sentence on each arm that differs from its baseline, then one each on all that are within noise, have too few
-    seeds or are identical. Differences in `entropy` only tell whether runs are identical: scores may also be equal
-    because no problem was ever solved."""
+    """One sentence for each arm that differs from its baseline, then one for all arms within noise, one for those with
+    too few seeds and one for identical ones. Differences in `entropy` only show whether runs are identical: scores may
+    also be equal because no problem was ever solved."""
     same_entropy = {(d.arm, d.baseline) for d in differences if d.score == "entropy" and d.equal and d.pairs > 1}
     judged = [d for d in differences if d.score != "entropy"]
     arms: dict[tuple[str, str, str], list[Difference]] = {}
@@ -58,7 +58,7 @@ def _arm_verdict(arm: str, baseline: str, differences: Sequence[Difference]) -> 
 
 
 def _alike(kind: str, arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
-    """A sentence on all arms that are identical to the baseline, have too few seeds, or are within noise."""
+    """One sentence for all arms of a kind: identical to the baseline, with too few seeds, or within noise."""
     if kind == "identical":
         why = "its credit is the same, or differs by a constant factor, which Adam cancels"
         return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {why}."
@@ -81,7 +81,7 @@ def listed(texts: Sequence[str]) -> str:
 
 
 def change_sentence(who: str, d: Difference, score: str = "") -> str:
-    """How a score changed from before to after training."""
+    """A sentence on how a score changed from before to after training."""
     line = f"{who}: {score or d.score} {'rose' if d.value >= 0 else 'fell'} by {abs(100 * d.value):.1f} points"
     if isfinite(d.high):
         low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (d.low, d.high))
@@ -107,7 +107,7 @@ def signed(d: Any) -> str:
 
 
 def difference_table(differences: Sequence[Difference]) -> str:
-    """A row for each pair of arms and a column for each score; bold if it is not within noise."""
+    """A table with a row per pair of arms and a column per score; bold if the difference is not within noise."""
     scores = list(dict.fromkeys(d.score for d in differences))
     rows: dict[tuple[str, str], dict[str, Difference]] = {}
     for d in differences:

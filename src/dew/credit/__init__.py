@@ -1,4 +1,4 @@
-"""Outcomes -> token credit: pure functions of tensors. Computed once, on whole groups."""
+"""Pure functions of tensors that turn outcomes into token credit, computed once, on whole groups."""
 
 from dew.credit.grpo import (
     group_overlong,

@@ -26,7 +26,7 @@ def grpo_advantages(rewards: PG, present: MaskPG | None = None, *, scale: bool =
 
 
 def group_relative(rewards: PG, present: MaskPG | None = None) -> PG:
-    """GRPO's advantages, exactly 0 for an answer whose reward differs from the mean by no more than rounding."""
+    """GRPO's advantages, but exactly 0 for an answer whose reward equals the mean up to rounding."""
     present = check_present(rewards, present)
     size = torch.where(present, at_least_float32(rewards), 0).abs().amax(-1, keepdim=True)
     differs = grpo_advantages(rewards, present, scale=False).abs() > 1e-5 * size
@@ -34,14 +34,14 @@ def group_relative(rewards: PG, present: MaskPG | None = None) -> PG:
 
 
 def wrong_sign(advantages: PGT, rewards: PG, present: MaskPG | None = None) -> MaskPGT:
-    """True on tokens that are rewarded although their answer is below its group's mean, or penalised although it is
-    above. With rewards of 0 and 1: rewarded in a wrong answer, or penalised in a correct one."""
+    """True on tokens that are rewarded although their answer's reward is below the group mean, or penalised although it
+    is above. With rewards of 0 and 1: rewarded in a wrong answer, or penalised in a correct one."""
     check_shape("rewards", rewards, advantages.shape[:-1], "answer (*P, G)")
     return at_least_float32(advantages) * group_relative(rewards, present).unsqueeze(-1) < 0
 
 
 def has_signal(correct: MaskPG, present: MaskPG | None = None) -> Bool[Tensor, "*P"]:
-    """0 < n < G: the group has a correct and a wrong answer, so they can be compared (DAPO, Eq. 8).
+    """True on groups with a correct and a wrong answer, 0 < n < G, so that they can be compared (DAPO, Eq. 8).
 
     Based on raw correctness: a shaped or summed reward always varies, and filtering on it would keep noise.
     """
@@ -50,13 +50,13 @@ def has_signal(correct: MaskPG, present: MaskPG | None = None) -> Bool[Tensor, "
 
 
 def maxrl_advantages(rewards: PG, present: MaskPG | None = None, *, extra: PG | None = None) -> PG:
-    """MaxRL, Tajwar et al. 2026, arXiv:2602.02710: hard problems count more.
+    """MaxRL, Tajwar et al. 2026, arXiv:2602.02710: hard problems get larger advantages.
 
         Aᵢ = (rᵢ + eᵢ − mean(r + e)) / max(mean r, max r / G)          0 if max r ≤ 0
 
-    For 0/1 rewards its expectation is the gradient of the log-likelihood of a correct answer, truncated at order G.
-    Other rewards e do not change the success rate that it divides by. Rewards r >= 0 have mean r >= max r / G, so the
-    second bound only holds for negative ones: their mean can be next to 0, or below.
+    For 0/1 rewards the expected gradient is that of the log-likelihood of a correct answer, truncated at order G. The
+    other rewards e (`extra`) do not change the divisor, the success rate. Rewards r >= 0 have mean r >= max r / G, so
+    the bound max r / G only matters with negative rewards, whose mean can be close to 0 or below.
     """
     present = check_present(rewards, present)
     r = torch.where(present, at_least_float32(rewards), 0)
@@ -67,11 +67,11 @@ def maxrl_advantages(rewards: PG, present: MaskPG | None = None, *, extra: PG | 
 
 
 def qae_advantages(rewards: PG, present: MaskPG | None = None, *, quantile: float = 0.4) -> PG:
-    """Quantile Advantage Estimation, Wu et al. 2025, arXiv:2509.22611: a quantile instead of the mean.
+    """Quantile Advantage Estimation, Wu et al. 2025, arXiv:2509.22611: a quantile as baseline instead of the mean.
 
         Aᵢ = (rᵢ − Q_K r) / (std r + 1e-4)   Q_K: the smallest reward that at least K · G of the rewards do not exceed
 
-    For 0/1 rewards: if at most 1 − K of the answers are correct, only these get credit; otherwise only the wrong ones.
+    For 0/1 rewards: if at most a share 1 − K of the answers is correct, only these get credit; else only wrong ones.
     """
     present = check_present(rewards, present)
     if not 0 < quantile < 1:
@@ -86,7 +86,7 @@ def qae_advantages(rewards: PG, present: MaskPG | None = None, *, quantile: floa
 
 
 def w_reinforce_advantages(correct: MaskPG, present: MaskPG | None = None, *, positive: float = 0.1) -> PG:
-    """Weighted-REINFORCE, Zhu et al. 2025, arXiv:2506.01347: mostly learn what to avoid.
+    """Weighted-REINFORCE, Zhu et al. 2025, arXiv:2506.01347: learn mainly from wrong answers.
 
     Aᵢ = λ on O⁺, −1 on O⁻               no baseline; λ = 0 is negative sample reinforcement (NSR)
     """
@@ -102,7 +102,7 @@ def reinforce_pp_advantages(rewards: PG, mask: MaskPGT, present: MaskPG | None =
 
         A′ᵢₜ = rᵢ − mean r of the group      Aᵢₜ = (A′ᵢₜ − mean) / (std + 1e-4) over all live tokens
 
-    The batch is everything that is passed.
+    The batch is all groups passed to this call.
     """
     present = check_present(rewards, present)
     mask = check_by_token(mask)
@@ -132,17 +132,17 @@ def soft_overlong(lengths: Labels | Values, *, limit: int, buffer: int) -> Value
 def group_overlong(
     lengths: Int[Tensor, "*P G"] | PG, correct: MaskPG, present: MaskPG | None = None, *, gamma: float = 0.75
 ) -> PG:
-    """Group Relative Overlong Punishment, Tan et al., arXiv:2508.04349 v6, Appendix D: answers that are long for their
-    group are penalised, except in hard groups.
+    """Group Relative Overlong Punishment, Tan et al., arXiv:2508.04349 v6, Appendix D: penalise answers that are long
+    relative to their group, except in hard groups.
 
         easy   n/G ≥ γ       correct answers are penalised, knee L over the correct lengths
         hard   n/G ≤ 1 − γ   no penalty
-        else                 knee L over all lengths; for the correct ones if n > m, else for the wrong ones
+        else                 knee L over all lengths; correct answers are penalised if n > m, else wrong ones
 
         L      = max((min + max)/2, mean) of these lengths
         charge = 0 below L,  −½ (len − L)/L on [L, 2L),  −½ from 2L
 
-    n of the group's G answers are correct, m wrong. Correctness is decided before the penalty.
+    n of the group's G answers are correct and m are wrong, judged before the penalty.
     """
     present = check_answers(correct, present)
     check_shape("lengths", lengths, correct.shape, "answer (*P, G)")
@@ -165,5 +165,5 @@ def _knee(length: PG, over: MaskPG) -> Float[Tensor, "*P 1"]:
     shortest = torch.where(over, length, torch.inf).amin(-1, keepdim=True)
     longest = torch.where(over, length, -torch.inf).amax(-1, keepdim=True)
     middle = torch.maximum((shortest + longest) / 2, masked_mean(length, over, -1))
-    # Without lengths there is no penalty, so any positive knee will do. Empty answers have length 0.
+    # With nothing to average there is no penalty, so any positive knee will do. Empty answers have length 0.
     return torch.where(over.any(-1, keepdim=True), middle, 1).clamp_min(1e-9)

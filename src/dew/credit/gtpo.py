@@ -1,11 +1,11 @@
 """GTPO, Group Token Policy Optimization, and its sequence-level form GRPO-S: Tan et al. 2025, arXiv:2508.04349.
 
-The idea of both: a weight is a value divided by the mean of the values that it is compared with. The value is H on O⁺
-(correct answers) and 1/H on O⁻ (wrong ones), so the weight is large where a correct answer was uncertain and where a
-wrong answer was confident.
+In both, a weight is a value divided by the mean of the values that it is compared with. The value is H on O⁺ (correct
+answers) and 1/H on O⁻ (wrong answers), so the weight is large where a correct answer was uncertain and where a wrong
+answer was confident.
 
-Axes: P problems, G answers to one problem, T tokens. O⁺ and O⁻ are the correct and the wrong answers of one
-problem; "alive at t" means having a token at t.
+Axes: P problems, G answers to each, T tokens. O⁺ and O⁻ are the correct and the wrong answers to one problem; an answer
+is "alive at t" if it has a token at t.
 """
 
 from typing import Any, Literal, get_args
@@ -46,8 +46,8 @@ def gtpo_rewards(
         r̃⁺ᵢₜ = +α₁ + α₂ ·  Hᵢₜ    / mean(H   over O⁺ alive at t)     (Eq. 3)
         r̃⁻ⱼₜ = −α₁ − α₂ · (1/Hⱼₜ) / mean(1/H over O⁻ alive at t)     (Eq. 5)
 
-    So in a correct answer the uncertain tokens get the largest reward, in a wrong one the confident tokens the
-    largest penalty.
+    In a correct answer, uncertain tokens get the largest reward; in a wrong one, confident tokens get the largest
+    penalty.
 
     Args:
         correct: the verifier's verdict on each answer.
@@ -55,15 +55,15 @@ def gtpo_rewards(
         mask: True on tokens the policy sampled, False on padding and on tool output.
         alpha1: weight of the plain outcome.
         alpha2: weight of the part distributed by entropy.
-        compare: the tokens of one polarity that a token is compared with; `compared_with` documents it.
+        compare: the tokens of its polarity that a token is compared with; see `compared_with`.
         average: "geometric" takes the comparison set's geometric mean (v6, Appendix C).
         entropy_clip: clamps H to (low, high) first. Off in the equations.
         spread: the side whose credit is distributed by entropy; on the other side every weight is 1.
         extra: added to ±α₁ of each answer, e.g. an overlong penalty (v6, Appendix D).
 
     Returns:
-        Signed token rewards, 0 where `mask` is False. With the defaults they sum, at every t, to
-        (α₁ + α₂) · dₜ over O⁺ (Prop. 2.2) and to −(α₁ + α₂) · hₜ over O⁻, with dₜ and hₜ those alive.
+        Signed token rewards, 0 where `mask` is False. With the defaults they sum, at every t, to (α₁ + α₂) · dₜ
+        over O⁺ (Prop. 2.2) and to −(α₁ + α₂) · hₜ over O⁻, where dₜ and hₜ answers are alive.
     """
     mask = check_tokens(correct, entropy, mask)
     check_choice("compare", compare, get_args(Compare))
@@ -81,13 +81,13 @@ def gtpo_rewards(
 
 
 def compared_with(compare: Compare, mask: MaskPGT) -> Dims | Ids:
-    """A token's comparison set: the tokens of its polarity along these dims, or with the same label.
+    """A token's comparison set, as dims or labels: the tokens of its polarity along these dims, or with its label.
 
     column     the same position across answers (published)
     row        the same answer
     matrix     the whole group
     turn       the same turn, the k-th of each answer; a turn is a run of True in `mask`, ended by tool output
-    relative   the same tenth of each answer; not in the paper, as is "turn"
+    relative   the same tenth of each answer; like "turn", not in the paper
     """
     along: dict[str, Dims] = {"column": -2, "row": -1, "matrix": (-2, -1)}
     if compare in along:
@@ -99,9 +99,9 @@ def compared_with(compare: Compare, mask: MaskPGT) -> Dims | Ids:
 
 
 def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correct: MaskPG | None = None) -> PGT:
-    """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6); `pooled` documents `pool`.
+    """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6). See `pooled` for `pool`.
 
-    The polarity of a token is the sign of its reward; pass `correct` if an `extra` may have flipped it.
+    A token's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign.
     """
     mask = check_by_token(mask, rewards=rewards)
     r = torch.where(mask, at_least_float32(rewards), 0)
@@ -124,8 +124,8 @@ def grpo_s_rewards(
         r̂⁺ᵢ = +β₁ + β₂ ·  Ĥᵢ    / mean(Ĥ   over O⁺)     (Eq. 9)
         r̂⁻ⱼ = −β₁ − β₂ · (1/Ĥⱼ) / mean(1/Ĥ over O⁻)     (Eq. 10)
 
-    `average="geometric"` takes both means geometrically (v6, Appendix C). An answer without live tokens is
-    excluded from the group and gets 0. The other arguments are those of `gtpo_rewards`.
+    `average="geometric"` makes both means geometric (v6, Appendix C). An answer without live tokens is excluded from
+    the group and gets 0. The other arguments are as in `gtpo_rewards`.
     """
     mask = check_tokens(correct, entropy, mask)
     if problems := weight_problems(beta1=beta1, beta2=beta2):
@@ -145,9 +145,9 @@ def grpo_s_rewards(
 def grpo_s_advantages(
     rewards: PG, present: MaskPG | None = None, *, pool: Pool = "group", correct: MaskPG | None = None
 ) -> PG:
-    """Standardise r̂⁺ and r̂⁻ over the group's answers; `pooled` documents `pool`.
+    """Standardise r̂⁺ and r̂⁻ over the group's answers. See `pooled` for `pool`.
 
-    The polarity of an answer is the sign of its reward; pass `correct` if an `extra` may have flipped it.
+    An answer's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign.
     """
     present = check_present(rewards, present)
     r = torch.where(present, at_least_float32(rewards), 0)
@@ -159,9 +159,9 @@ def grpo_s_advantages(
     return pooled(r, won, present & ~won, -1, pool)
 
 
-# ── what both share (section 2) ─────────────────────────────────────────────────────────────────────────────
+# ── shared by both (section 2) ──────────────────────────────────────────────────────────────────────────────
 def floored(entropy: Tensor, clip: tuple[float, float] | None) -> Tensor:
-    """H clamped to `clip` if set, and at least 1e-6, so that 1/H is finite even if `clip` starts at 0. Detached."""
+    """H, detached, clamped to `clip` if set and to at least 1e-6, so that 1/H is finite even if `clip` starts at 0."""
     if problems := clip_problems(clip):
         raise ConfigError(problems)
     H = at_least_float32(entropy)
@@ -169,7 +169,7 @@ def floored(entropy: Tensor, clip: tuple[float, float] | None) -> Tensor:
 
 
 def clip_problems(clip: Any) -> list[str]:
-    """What is wrong with entropy_clip."""
+    """Problems with `entropy_clip`; empty if it is valid."""
     numbers = isinstance(clip, tuple | list) and all(isinstance(x, int | float) for x in clip)
     if clip is None or (numbers and len(clip) == 2 and 0 <= clip[0] <= clip[1]):
         return []
@@ -177,7 +177,7 @@ def clip_problems(clip: Any) -> list[str]:
 
 
 def weight_problems(**weights: float) -> list[str]:
-    """What is wrong with α₁ and α₂, or β₁ and β₂."""
+    """Problems with α₁ and α₂, or β₁ and β₂; empty if they are valid."""
     return [
         f"{name}={value}: a wrong answer would be rewarded{' for being sure' if name.endswith('2') else ''}. "
         f"The paper uses {'0.1' if name.endswith('2') else '1.0'}; 0 turns this part off. Give a number >= 0."
@@ -200,8 +200,8 @@ def shaped(
 ) -> Tensor:  # fmt: skip
     """r̃ = ±(α₁ + α₂ · w), w = x / mean(x over its comparison set), + on O⁺ and − on O⁻; 0 where not live.
 
-    The comparison set is what is live and of the same polarity along the dims `over`, or has the same label `over`. The
-    paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
+    The comparison set is the live entries of the same polarity along the dims `over`, or with the same label in `over`.
+    The paper writes the weight as xᵢ / Σₖ xₖ · #alive. On a side that `spread` leaves out, every weight is 1.
     """
     check_choice("spread", spread, get_args(Side))
     mean_won, mean_lost = (mean_over(x, live & side, over, average) for side in (correct, ~correct))
@@ -213,9 +213,9 @@ def shaped(
 
 
 def pooled(rewards: Tensor, won: Tensor, lost: Tensor, dim: Dims, pool: Pool) -> Tensor:
-    """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), once for O⁺ and once for O⁻. `pool` sets what mean and std are taken over:
+    """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), separately for O⁺ and O⁻. `pool`: what mean and std are taken over:
 
-    group   ALL entries of the group, where those of the other polarity count as 0
+    group   ALL entries of the group, with those of the other polarity counted as 0
     joint   one mean and std over the signed rewards of the whole group
     sign    only the entries of the same polarity: each side has mean 0, so the difference between correct and
             wrong is lost. For comparison only; it unlearns the task.

@@ -1,7 +1,7 @@
-"""Weights, penalties, bonuses and baselines of single tokens: Clip-Cov, KL-Cov, forking tokens, the entropy-shaped
+"""Weights, penalties, bonuses and baselines for single tokens: Clip-Cov, KL-Cov, forking tokens, the entropy-shaped
 advantage, STEER, OTB, GEPO, FIPO.
 
-The batch is everything that is passed. π is the policy that sampled, except where a docstring says otherwise.
+The batch is everything passed to a call. π is the sampling policy, unless a docstring says otherwise.
 """
 
 import math
@@ -15,19 +15,19 @@ from dew.errors import ConfigError
 from dew.ops import PG, PGT, Mask, MaskPGT, Values, at_least_float32, masked_mean, masked_sum, standardize
 
 LEAST_LOGP = math.log(1e-8)
-"""Less likely tokens count as this likely, as in the authors' code: one at log π = −40 would set k for the batch."""
+"""STEER: minimum of log π, as in the authors' code. Otherwise a single token at −40 would determine k for the batch."""
 LEAST = 0.02
-"""Below this largest |Ω|, weights stay closer to 1: the constant of the authors' code."""
+"""STEER: if the largest |Ω| is below this, weights stay closer to 1; the constant of the authors' code."""
 IGNORED = 10.0
-"""A ratio above this does not count for the tokens before it, as in the authors' runs."""
+"""FIPO: tokens with a ratio above this do not affect the tokens before them, as in the authors' runs."""
 UNSAFE = 4.0
-"""A token of a wrong answer whose ratio is above this gets no weight above 1."""
+"""FIPO: a token with a negative advantage and a ratio above this gets no weight above 1."""
 
 
 def forking_mask(entropy: Values, mask: Mask, *, keep: float = 0.2) -> Mask:
-    """The 80/20 rule, Wang et al. 2025, arXiv:2506.01939: only tokens with a high entropy train.
+    """The 80/20 rule, Wang et al. 2025, arXiv:2506.01939: train only on high-entropy tokens.
 
-    True where it is at least the ⌈keep · N⌉-th largest of the batch's N live tokens; ties with that token stay.
+    True if the entropy is at least the ⌈keep · N⌉-th largest of the batch's N live tokens; ties are kept.
     """
     mask = check_live_entropy(entropy, mask)
     if not 0 < keep <= 1:
@@ -43,9 +43,9 @@ def forking_mask(entropy: Values, mask: Mask, *, keep: float = 0.2) -> Mask:
 def entropy_advantages(
     advantages: PG | PGT, entropy: PGT, mask: MaskPGT, *, alpha: float = 0.4, kappa: float = 2.0
 ) -> PGT:
-    """Aᵢₜ + min(α · Hᵢₜ, |Aᵢₜ| / κ), a bonus that never flips a sign: Cheng et al. 2025, arXiv:2506.14758.
+    """Aᵢₜ + min(α · Hᵢₜ, |Aᵢₜ| / κ), with a bonus that never flips a sign: Cheng et al. 2025, arXiv:2506.14758.
 
-    `advantages` has one value per answer or one per token. H is that of the current policy, without gradient.
+    `advantages` has one value per answer or one per token. H is the current policy's entropy, without gradient.
     0 where `mask` is False.
     """
     mask = check_live_entropy(entropy, mask)
@@ -60,11 +60,11 @@ def entropy_advantages(
 
 
 def covariance(advantages: Values, logp: Values, mask: Mask) -> Float[Tensor, " N"]:
-    """Of the N live tokens, bit for bit the same however wide the padding is: Cui et al. 2025, arXiv:2505.22617.
+    """Covariance of advantage and log-probability at the N live tokens: Cui et al. 2025, arXiv:2505.22617.
 
         covᵢₜ = (Aᵢₜ − mean A) (log πᵢₜ − mean log π)          means over all live tokens of the batch
 
-    The few tokens with a large covariance account for most of the loss of entropy.
+    The few tokens with a large covariance cause most of the loss of entropy. The result does not depend on padding.
     """
     mask = check_by_token(mask, advantages=advantages, logp=logp)
     A, log_pi = (at_least_float32(x[mask]) for x in (advantages, logp))
@@ -76,7 +76,7 @@ def clip_cov_mask(
 ) -> Mask:
     """Clip-Cov: True on max(1, ⌊share · N⌋) of the N live tokens, drawn from those with low < cov < high.
 
-    The draw depends on the batch alone, so that every process of a run makes the same one.
+    The draw depends only on the batch, so that all processes of a run draw the same tokens.
     """
     _check_share(share)
     if not low < high:
@@ -100,7 +100,7 @@ def _count(share: float, cov: Tensor) -> int:
 
 
 def _only(chosen: Tensor, mask: Tensor) -> Tensor:
-    """True on these of the live tokens."""
+    """A mask that is True on the `chosen` live tokens, given by index."""
     out = torch.zeros_like(mask)
     out.view(-1)[mask.flatten().nonzero()[chosen, 0]] = True
     return out
@@ -112,12 +112,12 @@ def _check_share(share: float) -> None:
 
 
 def steer_weights(advantages: Values, logp: Values, entropy: Values, mask: Mask, *, least: float = 0.8) -> Values:
-    """STEER, Hao et al. 2025, arXiv:2510.10150: small weights where the update would change the entropy most.
+    """STEER, Hao et al. 2025, arXiv:2510.10150: smaller weights where the update would change the entropy more.
 
         Ωᵢₜ = Aᵢₜ (1 − πᵢₜ) (log πᵢₜ + Hᵢₜ)                    first-order change of the entropy, on-policy
         wᵢₜ = exp(−k |Ωᵢₜ|)    k = −log(least) / max(max |Ω|, 0.02)         π ≥ 1e-8
 
-    The largest |Ω| is that of the batch. 0 where `mask` is False.
+    max |Ω| is over the batch. 0 where `mask` is False.
     """
     mask = check_live_entropy(entropy, mask)
     mask = check_by_token(mask, advantages=advantages, logp=logp)
@@ -130,9 +130,9 @@ def steer_weights(advantages: Values, logp: Values, entropy: Values, mask: Mask,
 
 
 def token_baseline_advantages(rewards: PG, logp: PGT, sum_sq: PGT, mask: MaskPGT) -> PGT:
-    """OTB, arXiv:2602.07078: minus a baseline that weights each answer by the energy of its gradient so far.
+    """OTB, arXiv:2602.07078: subtract a baseline that weights each answer by the energy of its gradient so far.
 
-        Wᵢₜ = Σ_{j≤t} (1 − 2πᵢⱼ + Σ_v π_v²)      ‖∂ log π / ∂z‖² of the tokens up to t: certain tokens add nothing
+        Wᵢₜ = Σ_{j≤t} (1 − 2πᵢⱼ + Σ_v π_v²)      Σ ‖∂ log π / ∂z‖² of the tokens up to t; confident tokens add nothing
         Bₜ  = Σᵢ rᵢ Wᵢₜ / Σᵢ Wᵢₜ                 over the answers that are alive at t
         Aᵢₜ = rᵢ − Bₜ                            B is 0 where only one answer is alive
 
@@ -151,12 +151,12 @@ def token_baseline_advantages(rewards: PG, logp: PGT, sum_sq: PGT, mask: MaskPGT
 def entropy_bands(
     logp: Float[Tensor, "P G T"], mask: Bool[Tensor, "P G T"], *, low: float = 0.2, high: float = 0.3
 ) -> tuple[Bool[Tensor, " P"], Bool[Tensor, " P"]]:
-    """GEPO, Cheng et al. 2026, arXiv:2607.16850: which groups have low and which have high entropy.
+    """GEPO, Cheng et al. 2026, arXiv:2607.16850: (P,) masks of the groups with low and with high entropy.
 
         H_g = −Σᵢₜ log πᵢₜ / Σᵢ lenᵢ          the group's entropy, estimated from its own tokens (Eq. 4)
         low: H_g < μ − low · σ                high: H_g > μ + high · σ (Eq. 8)
 
-    μ and σ are those of the groups that are passed. The paper smooths the thresholds over training (Eq. 9).
+    μ and σ are over the groups passed to this call. The paper smooths the thresholds over training (Eq. 9).
     """
     check_by_token(mask, logp=logp)
     live = mask.flatten(1).any(-1)
@@ -169,12 +169,12 @@ def entropy_bands(
 def future_weights(
     log_w: Values, advantages: Values, mask: Mask, *, half_life: float = 32.0, low: float = 1.0, high: float = 1.2
 ) -> Values:
-    """FIPO, Ma et al. 2026, arXiv:2603.19835: whether the tokens from t on have become more or less likely.
+    """FIPO, Ma et al. 2026, arXiv:2603.19835: weights by how much more likely the tokens from t on have become.
 
         Fₜ = Σ_{k ≥ t} γ^(k − t) log wₖ      γ = 2^(−1 / half_life), over live tokens with wₖ ≤ 10
         fₜ = clip(exp Fₜ, low, high)         where A < 0 and wₜ > 4: then clipped to (0.8, 1)
 
-    1 on-policy, 1 where `mask` is False. No gradient flows through it.
+    1 on-policy and where `mask` is False. No gradient flows through the weights.
     """
     check_by_token(mask, log_w=log_w, advantages=advantages)
     log_w = torch.where(mask, at_least_float32(log_w), 0)

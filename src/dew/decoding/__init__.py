@@ -1,4 +1,4 @@
-"""Sampling without vLLM on a GPU: one-token steps of a transformers model, captured as CUDA graphs."""
+"""Sample from a transformers model on a GPU without vLLM: each one-token step is captured as a CUDA graph."""
 
 from dew.decoding.buffers import replaced, uncompiled
 from dew.decoding.decoder import Decoder, SamplingCopy, refusal

@@ -1,10 +1,10 @@
-"""What a sampling step reads and writes, at fixed addresses: keys and values in pages, and the state of each row.
+"""The paged KV cache and the per-row state of a sampling step, at fixed addresses so that a CUDA graph can use them.
 
     pages      | unused | prompt 0 | prompt 1 | ... | answers
 
-The keys and values of an answer lie in pages of its own (page_runs.py), those of a prompt in pages that all its answers
-share: rows of a group stand side by side, so that a GPU reads a prompt from memory once for all of them. A table says
-where a row's pages begin and how many tokens they hold; transformers hands it on to attention in the place of a mask.
+Each answer has its own pages (page_runs.py). All answers to a prompt share the prompt's pages; their rows are
+neighbours, so the GPU reads the prompt from memory once for all of them. The page table says where a row's pages begin
+and how many tokens they hold. transformers passes it to attention in place of a mask.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,19 +17,19 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 try:
     from transformers.cache_utils import Cache, StaticLayer
-except ImportError:  # not in every version: `refusal` says so, and `generate` samples
+except ImportError:  # missing in some versions: `refusal` reports it, and `generate` samples instead
     Cache, StaticLayer = None, object
 
 HAS_STATIC = Cache is not None
 GATHERED = "dew_gathered"
-"""The name under which transformers finds `gathered_attention`."""
+"""The name under which `gathered_attention` is registered with transformers."""
 LONG, LONGER = "_long", 32
-"""At the end of the name of the attention of rows that may have more pages than this: some of them are soon the only
-ones that have not ended, and several programs share the pages of each."""
+"""Suffix of the attention used when a row may have more than LONGER pages: several programs share the pages of a row,
+because towards the end only a few long answers are left."""
 PAGE = 64
-"""Tokens of a page."""
+"""Tokens per page."""
 COLUMNS = 4
-"""Of the table: first page and length of the prompt, first page and length of the answer, int32."""
+"""Columns of the int32 page table: first page and length of the prompt, first page and length of the answer."""
 
 
 def pages_of(tokens: int) -> int:
@@ -37,15 +37,15 @@ def pages_of(tokens: int) -> int:
 
 
 def gather(pages: Tensor, table: Tensor, spans: Sequence[int]) -> Tensor:
-    """(N, heads, PAGE, width) pages -> (B, heads, slots, width): those of each row's prompt, then of its answer."""
+    """(N, heads, PAGE, width) pages -> (B, heads, slots, width): each row's prompt pages, then its answer pages."""
     both = zip(table[:, ::2].T, spans, strict=True)
     numbers = torch.cat([first[:, None] + torch.arange(n, device=table.device) for first, n in both], 1)
-    # A short prompt has fewer pages than the longest: what is read beyond them is hidden.
+    # A short prompt has fewer pages than the longest one: `hidden` masks what is read beyond them.
     return pages[numbers.clamp_max(len(pages) - 1)].transpose(1, 2).flatten(2, 3)
 
 
 def hidden(table: Tensor, spans: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """(B, 1, 1, slots): -inf for slots that hold nothing, else 0."""
+    """Attention mask (B, 1, 1, slots): -inf for empty slots, else 0."""
     both = zip(table[:, 1::2].T, spans, strict=True)
     empty = torch.cat([torch.arange(n * PAGE, device=table.device) >= length[:, None] for length, n in both], 1)
     return torch.zeros(empty.shape, dtype=dtype, device=table.device).masked_fill_(empty, -torch.inf)[:, None, None]
@@ -54,7 +54,7 @@ def hidden(table: Tensor, spans: Sequence[int], dtype: torch.dtype) -> Tensor:
 def gathered_attention(
     _: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None, **__: Any
 ) -> tuple[Tensor, None]:
-    """Attention of one token. Query heads that share a key head are treated as positions, so keys are not repeated."""
+    """Attention of one token per row. Query heads that share a key head become positions, so keys are not repeated."""
     rows, heads, one, width = query.shape
     grouped = query.reshape(rows, key.shape[1], heads // key.shape[1] * one, width)
     mixed = torch.nn.functional.scaled_dot_product_attention(grouped, key, value, mask, scale=scaling)
@@ -65,21 +65,21 @@ ALL_ATTENTION_FUNCTIONS.register(GATHERED, gathered_attention)
 
 
 class PagedLayer(StaticLayer):  # type: ignore[misc]
-    """One layer's keys and values, (pages, heads, PAGE, width)."""
+    """One layer's keys and values, each (pages, heads, PAGE, width)."""
 
     table: Tensor
-    """Of the step that runs."""
+    """The page table of the current step."""
     spans: Sequence[int] | None
-    """Pages of a prompt and of an answer, if attention does not read pages itself."""
+    """Pages per prompt and per answer; None if the attention kernel reads pages itself."""
 
     def __init__(self, keys_values: Tensor, store: Callable[..., None]) -> None:
-        """`store` is the kernel that writes to pages."""
+        """`keys_values` is (2, pages, heads, PAGE, width); `store` is the kernel that writes to the pages."""
         super().__init__(max_cache_len=keys_values.shape[1] * PAGE)
         self.keys, self.values = keys_values
         self.store, self.is_initialized = store, True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write what a step adds to its answers."""
+        """Write the keys and values of the new tokens; return what attention reads."""
         if self.spans is None:
             self.store(key_states, value_states, self.keys, self.values, self.table)
             return self.keys, self.values
@@ -103,25 +103,25 @@ def cache_shape(model: Any, pages: int) -> tuple[int, ...]:
 
 
 class Buffers:
-    """Rows that are sampled together."""
+    """The state of the rows that are sampled together."""
 
     def __init__(
         self, layers: Sequence[PagedLayer], rows: int, width: int, new: int, pad: int, signals: int = 2
     ) -> None:
-        """For answers of up to `new` tokens to prompts of up to `width`; each token has so many `signals`."""
+        """For prompts of up to `width` tokens and answers of up to `new`, with this many `signals` per token."""
         device, self.layers, self.pad = layers[0].keys.device, layers, pad
         self.width, self.new = width, new
         self.spans = pages_of(width), pages_of(new)
         self.table = torch.zeros(rows, COLUMNS, dtype=torch.int32, device=device)
         self.length, self.written = self.table[:, 1], self.table[:, 3:]
-        tokens = self.spans[1] * PAGE + 1  # the last one is where rows that have ended at the limit go on writing
+        tokens = self.spans[1] * PAGE + 1  # rows that ended at the limit keep writing to the last one
         self.made = (
             torch.empty(rows, tokens, dtype=torch.long, device=device),
             *torch.zeros(signals, rows, tokens, device=device),
         )
-        """Tokens, their log-probabilities, entropies and Σπ²."""
+        """Sampled tokens, their log-probabilities, entropies and (with three signals) Σπ², each (rows, tokens)."""
         self.uniforms = torch.zeros(rows, tokens, 2, device=device)
-        """The random numbers that decide them."""
+        """The uniform random numbers that decide the tokens."""
         self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
         self.limit = torch.empty(1, dtype=torch.long, device=device)
         self.ended = torch.empty(rows, dtype=torch.bool, device=device)
@@ -136,7 +136,7 @@ class Buffers:
         return self._graph is not None
 
     def start(self, limit: int) -> None:
-        """All rows are unused: they count as ended, and write to the page that nobody reads."""
+        """Mark all rows as unused: they count as ended and write to page 0, which is never read."""
         self.limit.fill_(limit)
         self.table.zero_()
         self.written.fill_(1)
@@ -144,16 +144,16 @@ class Buffers:
         self.ended.fill_(True)
 
     def prompt_page(self, number: int) -> int:
-        """The first page of the prompt of this number; after the last, that of the answers."""
+        """First page of this prompt; for the number after the last prompt, the first page of the answers."""
         return 1 + self.spans[0] * number
 
     def load_uniforms(self, rows: Tensor, given: Tensor | None) -> None:
-        """These, or new ones."""
+        """Set the uniform numbers of these rows: the given ones, or new ones."""
         some = torch.rand(len(rows), *self.uniforms.shape[1:], device=rows.device) if given is None else given
         self.uniforms[rows, : some.shape[1]] = some
 
     def load_prompts(self, cache: Any, live: Tensor, which: Tensor, pages: Tensor) -> None:
-        """Copy keys and values of prompts, those of numbers `which` in a pass, to where their pages begin."""
+        """Copy the keys and values of the prompts `which` of a prefill pass to their pages, which begin at `pages`."""
         prompt, column = live[which].nonzero().T
         place = column - (live.shape[1] - live.sum(1))[which][prompt]
         page, slot = pages[prompt] + place // PAGE, place % PAGE
@@ -162,7 +162,7 @@ class Buffers:
             ours.values[page, :, slot] = theirs.values[which[prompt], :, column]
 
     def load_tokens(self, rows: Tensor, drawn: Sequence[Tensor], ended: Tensor) -> None:
-        """The first tokens of answers, with their signals."""
+        """Set the first token of each row's answer, with its signals."""
         for made, new in zip(self.made, drawn, strict=True):
             made[rows, 0] = new.to(made.dtype)
         self.token[rows, 0] = drawn[0]
@@ -170,22 +170,22 @@ class Buffers:
         self.ended[rows] = ended | (self.limit <= 1)
 
     def copy_made(self, target: Sequence[Tensor], rows: Tensor, to: Tensor) -> None:
-        """Copy what these rows have sampled to places in `target`."""
+        """Copy what these rows have sampled to the rows `to` of `target`."""
         for ours, theirs in zip(self.made, target, strict=True):
             theirs[to] = ours[rows, : theirs.shape[1]]
 
     def take(self, larger: "Buffers", rows: Tensor) -> None:
-        """Continue with these rows of larger buffers. Their pages stay where they are."""
+        """Take over these rows from larger buffers. Their pages are not moved."""
         self.start(0)
         for name in ("table", "token", "ended"):
             getattr(self, name)[: len(rows)] = getattr(larger, name)[rows]
-        tokens = min(self.uniforms.shape[1], larger.uniforms.shape[1])  # these may have served longer answers
+        tokens = min(self.uniforms.shape[1], larger.uniforms.shape[1])  # reused buffers may be longer
         for ours, before in zip((*self.made, self.uniforms), (*larger.made, larger.uniforms), strict=True):
             ours[: len(rows), :tokens] = before[rows, :tokens]
         self.limit.copy_(larger.limit)
 
     def step(self, decoder: Any) -> None:
-        """Sample one more token. The first step runs eagerly, the second is captured."""
+        """Sample one more token per row. The first step runs eagerly, the second is captured as a CUDA graph."""
         if decoder.device.type != "cuda" or not self._ran:
             self._ran = True
             self._forward(decoder)
@@ -199,8 +199,8 @@ class Buffers:
 
     def _forward(self, decoder: Any) -> None:
         plain = decoder.attention == GATHERED
-        table = self.table.masked_fill(self.ended[:, None], 0)  # such a row reads nothing
-        if plain:  # ... but the page that is not in use
+        table = self.table.masked_fill(self.ended[:, None], 0)  # a row that has ended reads nothing
+        if plain:  # ... except page 0, because a softmax over nothing is NaN
             table[:, 3].clamp_min_(1)
         for layer in self.layers:
             layer.table, layer.spans = table, self.spans if plain else None
@@ -209,7 +209,7 @@ class Buffers:
         inputs = {"input_ids": self.token, "attention_mask": mask, "position_ids": positions}
         name = decoder.attention + LONG * (not plain and sum(self.spans) > LONGER)
         attention = (decoder.model.config.get_text_config(), "_attn_implementation_internal", name)
-        with replaced([*decoder.parts, attention]):  # prompts and training use the model's own
+        with replaced([*decoder.parts, attention]):  # prefill and training use the model's own
             logits = decoder.logits(**inputs, past_key_values=Cache(layers=list(self.layers)))
         written = self.written.long()
         uniforms = self.uniforms.gather(1, written[:, :, None].expand(-1, 1, 2))[:, 0]
@@ -224,9 +224,8 @@ class Buffers:
 
 @contextmanager
 def _restored_on_failure() -> Iterator[None]:
-    """After a failed capture PyTorch keeps the capturing stream current and the random generator in capture mode, in
-    which it refuses to draw anything else: go back to the stream, and replace the generator's state by a copy.
-    """
+    """Restore the current stream and the random generator if a capture fails: PyTorch would stay on the capturing
+    stream, with a generator in capture mode that refuses to draw anything else."""
     stream = torch.cuda.current_stream()
     try:
         yield
@@ -239,7 +238,7 @@ def _restored_on_failure() -> Iterator[None]:
 
 @contextmanager
 def replaced(parts: list[Any]) -> Iterator[None]:
-    """Set attributes, given as (object, name, value), and restore them."""
+    """Set attributes, given as (object, name, value), and restore them on exit."""
     own = [(owner, name, vars(owner)[name]) for owner, name, _ in parts if name in vars(owner)]
     for part in parts:
         setattr(*part)

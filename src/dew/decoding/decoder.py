@@ -3,8 +3,8 @@
 A decoding step of a small model launches a thousand short kernels, so the GPU waits for Python. Here a step is
 captured as a CUDA graph and replayed. Weights may be updated in place between calls: a graph refers to their addresses.
 
-When rows have ended and prompts are waiting, these take their places. When none is waiting, fewer rows continue without
-the rest.
+Rows that have ended are refilled with waiting prompts. Once no prompt is waiting, the remaining rows continue in a
+smaller batch.
 """
 
 import copy
@@ -26,23 +26,23 @@ from dew.kernels import Head, plain_head
 from dew.kernels.chunked import round_up, scores
 
 LOOK = 16
-"""Steps between checks whether all rows have ended: each check synchronises with the device."""
+"""Steps between checks for ended rows: each check synchronises with the device."""
 REFILL = 1 / 16
-"""Share of the rows that have ended when waiting prompts take their places."""
+"""Ended rows are refilled with waiting prompts once they are this share of all rows."""
 FEWEST = 128
 """Rows below which a step hardly gets faster."""
 FREE = 0.7
-"""Share of the free memory that keys and values may take; with less, fewer answers are sampled at a time."""
+"""Share of the free memory that the KV cache may take. If that is too little, fewer answers are sampled at a time."""
 USED = 1 / 4
-"""Share of a long limit that there is memory for, in each row."""
+"""Share of a long limit that memory is planned for, per row: few answers reach the limit."""
 NEARLY = 0.9
-"""Of a storage that takes all of its share, so much is enough to use it again."""
+"""A KV cache limited by free memory is reused if it has at least this share of the size now wanted."""
 KEEP = 1 / 16
-"""A cache above this share of the device's memory is released after each call, unless it is to be kept."""
+"""A KV cache above this share of the device's memory is released after each call, unless `keep` is set."""
 
 
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
-    """What fewer kernels compute, and the name of the attention."""
+    """The parts of the model to replace by fused kernels, and the name of the attention."""
     if importlib.util.find_spec("triton") is None:
         return [], GATHERED
     from dew.decoding.fused import ATTENTION, fused_parts, product_parts, same_attention
@@ -77,7 +77,7 @@ class SamplingCopy:
 
 
 def refusal(model: Any, devices: Sequence[str] = ("cuda",)) -> str | None:
-    """Why `Decoder` does not sample from this model, so that `generate` has to; None if it does."""
+    """Why `Decoder` cannot sample from this model, so that `generate` has to; None if it can."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
         return "it is not a transformers model"
@@ -108,17 +108,17 @@ class Decoder:
     """Rows of the largest call so far."""
     _kept: dict[int, Buffers]
     _storage: Tensor
-    """Keys and values of whichever buffers are in use."""
+    """The KV cache, shared by all buffers: only one of them is in use at a time."""
     _layers: Sequence[PagedLayer]
     _pool: Any
-    """Memory that all graphs share: they run one after the other, and results are copied out."""
+    """Memory pool shared by all graphs: they run one after the other, and results are copied out."""
 
     def __init__(
         self, model: Any, draw: Draw, *, ends: Iterable[int], pad: int, keep: bool = False,
         arrange: Callable[[Tensor, int], None] | None = None,
     ) -> None:  # fmt: skip
-        """`keep` buffers and graphs of any size. `arrange` is told the owners of the rows, (B,), before the model reads
-        rows of so many tokens: rows of the same owner are neighbours."""
+        """`keep`: keep buffers and graphs of any size between calls. `arrange(owners, tokens)` is called before each
+        forward pass with the owner of each row, (B,), and the tokens per row; rows of an owner are neighbours."""
         self.model, self.draw, self.pad, self.keep, self.arrange = model, draw, pad, keep, arrange
         self.device = model.get_input_embeddings().weight.device
         self.ends = torch.tensor(sorted(ends), device=self.device)
@@ -126,23 +126,23 @@ class Decoder:
         self.head = head if isinstance(head, Head) else None
         causal = model.get_base_model() if hasattr(model, "get_base_model") else model  # PEFT
         self.forward = model if self.head is None else causal.base_model
-        """The model that a step runs: without its head, if dew can compute that in float32."""
+        """The model that a step runs: without its head if dew can compute the head in float32."""
         self.parts, self.attention = _fused_parts(causal) if self.device.type == "cuda" else ([], GATHERED)
-        """What a step of one token replaces in it."""
+        """What a one-token step replaces in the model, as for `replaced`."""
         self._release()
 
     def answers(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None
     ) -> list[list[int]]:
-        """One answer per prompt, up to and including the end token; `at_once` are sampled at a time."""
+        """Sample one answer per prompt, up to and including the end token, at most `at_once` at a time."""
         return self.scored(prompts, max_new_tokens, at_once)[0]
 
     def scored(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None
     ) -> tuple[list[list[int]], Tensor, Tensor]:
-        """The answers, and of each of their tokens log-probability and entropy (nats), (B, `max_new_tokens`).
+        """The answers, and the log-probability and entropy (nats) of each token, (B, `max_new_tokens`).
 
-        Both are at the temperature and before any filter. What follows the end of an answer has no meaning.
+        Both are at the sampling temperature, before any filter. Values after the end of an answer are undefined.
         """
         tokens, lengths, logp, entropy = self.rows(prompts, max_new_tokens, at_once)[:4]
         return [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist(), strict=True)], logp, entropy
@@ -150,18 +150,18 @@ class Decoder:
     def rows(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, at_once: int | None = None,
         owners: Sequence[int] | None = None, uniforms: Tensor | None = None,
-        told: Callable[[Sequence[int], Tensor], None] | None = None,
+        on_ended: Callable[[Sequence[int], Tensor], None] | None = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Tokens (B, T), lengths (B,), log-probabilities, entropies and, if `draw` gives it, Σπ² (B, T), on the device.
+        """Tokens (B, T), lengths (B,), log-probabilities, entropies and, with `draw.sum_sq`, Σπ² (B, T), on the device.
 
-        `owners`, in ascending order, share no prompt. `uniforms`, (B, T, 2), decide the tokens, without filters.
-        `told` is called with answers that have ended while others go on: their numbers, and their tokens.
+        `owners`: owner of each prompt, ascending; equal prompts of different owners are read separately. `uniforms`
+        (B, T, 2): decide the tokens if `draw` has no filter. `on_ended(places, tokens)` is called as answers end.
         """
         training = self.model.training
         self.model.eval()
         try:
             with torch.no_grad(), uncompiled(self.model):
-                given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, told
+                given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, on_ended
                 tokens, *signals = self._run(*given, max_new_tokens, at_once or len(prompts))
         finally:
             self.model.train(training)
@@ -169,11 +169,11 @@ class Decoder:
         return tokens, torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens), *signals
 
     def is_end(self, tokens: Tensor) -> Tensor:
-        """(B,) True on end tokens. torch.isin synchronises if there are many, which a graph cannot capture."""
+        """(B,) True on end tokens. Not torch.isin, which may synchronise: a graph cannot capture that."""
         return (tokens[:, None] == self.ends).any(1)
 
     def logits(self, **inputs: Any) -> Tensor:
-        """(B, V) logits of the last position, in float32 where the model has a plain head."""
+        """(B, V) logits of the last position, in float32 if the model has a plain head."""
         if self.head is None:
             logits: Tensor = self.forward(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1]
             return logits
@@ -181,12 +181,12 @@ class Decoder:
 
     def _run(
         self, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], uniforms: Tensor | None,
-        told: Callable[[Sequence[int], Tensor], None] | None, new: int, at_once: int,
+        on_ended: Callable[[Sequence[int], Tensor], None] | None, new: int, at_once: int,
     ) -> list[Tensor]:  # fmt: skip
         width, total, queue = max(map(len, prompts)), len(prompts), Queue(owners)
         prefill = Prefill(self, prompts, owners, queue, uniforms)
         place = queue.first(min(at_once, total, self.affordable(width, new, prefill.distinct)))
-        """Which prompt each row answers."""
+        """The prompt that each row answers."""
         buffers = self._fitting(len(place), width, new, prefill.make_room(len(place)))
         buffers.start(new)
         runs = Runs(self._storage, buffers.prompt_page(prefill.room), new)
@@ -195,17 +195,17 @@ class Decoder:
         copied: set[int] = set()
 
         def copy(rows: Iterable[int]) -> None:
-            """What these rows have sampled, to their prompts' places."""
+            """Copy what these rows have sampled to the result, unless that was done before."""
             if fresh := [i for i in rows if i not in copied]:
                 chosen, to = torch.tensor([fresh, [place[i] for i in fresh]], device=self.device)
                 buffers.copy_made(made, chosen, to)
                 copied.update(fresh)
-                if told:
-                    told([place[i] for i in fresh], made[0][to])
+                if on_ended:
+                    on_ended([place[i] for i in fresh], made[0][to])
 
         prefill.load(place, range(len(place)), buffers)
         runs.begin(range(len(place)))
-        step, last = 0, new - 1  # all rows have ended after step `last`
+        step, last = 0, new - 1  # all rows have reached the limit after step `last`
         while step < last or queue.waiting or runs.waiting:
             if step % LOOK == 0 and runs.grow(buffers, LOOK):
                 last = step + new - 1
@@ -240,11 +240,11 @@ class Decoder:
         return made
 
     def _worthwhile(self, fewer: int, buffers: Buffers) -> bool:
-        """Whether to continue with fewer rows: graphs for another size pay off sooner if they are kept."""
+        """Whether to continue with smaller buffers: capturing their graph pays off sooner if it is kept."""
         return fewer <= (0.85 if self.keep else 0.5) * len(buffers)
 
     def _capacity(self, rows: int) -> int:
-        """Rows of the buffers for so many: few sizes to capture; kept ones are each a fifth smaller than another."""
+        """Round up to one of a few buffer sizes. Kept sizes are fractions 1, 0.8, 0.64, ... of the largest call."""
         if not self.keep:
             return _capacity(rows)
         size = self._most = max(self._most, rows)
@@ -253,14 +253,14 @@ class Decoder:
         return size
 
     def affordable(self, width: int, new: int, prompts: float = math.inf) -> int:
-        """Rows whose keys and values fit into the free memory, rounded down to a capacity: answers of `new` tokens to
-        so many `prompts` of `width` tokens. Few answers reach a long limit."""
+        """Number of rows whose KV cache fits into the free memory, rounded down to a buffer size, for answers of up to
+        `new` tokens to `prompts` different prompts of `width` tokens."""
         pages, prompt, answer = self._room() - 1, pages_of(width), max(run_sizes(new)[0], int(USED * pages_of(new)))
         rows = max(pages // (prompt + answer), int(max(0, pages - prompts * prompt) // answer))
         return max(1, rows - rows % _spacing(rows))
 
     def _room(self) -> int:
-        """Pages for which there is memory."""
+        """Number of pages that fit into the memory allowed."""
         if self.device.type != "cuda":
             return sys.maxsize
         unused = torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
@@ -269,7 +269,7 @@ class Decoder:
         return int(FREE * free / page)
 
     def _fitting(self, rows: int, width: int, new: int, prompts: int = 0) -> Buffers:
-        """Buffers for these answers, reused by calls of similar size: dynamic sampling varies the size."""
+        """Buffers for this many rows, reused by calls of similar size. With `prompts=0` the KV cache is not changed."""
         capacity = self._capacity(rows)
         kept = self._kept.get(capacity)
         width, new = (width, new) if kept is None else (max(width, kept.width), max(new, kept.new))
@@ -277,8 +277,8 @@ class Decoder:
         pages = max(others + longest, min(most, others + capacity * longest))
         shape = cache_shape(self.model, pages)
         if prompts and self._storage.numel() < math.prod(shape) * (NEARLY if pages == most else 1):
-            self._release()  # before allocating larger ones
-            # zeros: hidden slots must still be finite
+            self._release()  # before allocating a larger one
+            # zeros, because masked slots must still be finite
             dtype = self.model.get_input_embeddings().weight.dtype
             self._storage, kept = torch.zeros(shape, dtype=dtype, device=self.device), None
             self._layers = [PagedLayer(layer, _store) for layer in self._storage]
@@ -295,7 +295,7 @@ class Decoder:
             self._release()
 
     def _release(self) -> None:
-        """Start without buffers. Graphs refer to the storage's address, so they go with it, and the pool with them."""
+        """Free the KV cache, and with it buffers, graphs and their pool: graphs refer to the cache's address."""
         self._kept, self._storage = {}, torch.empty(0)
         self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 

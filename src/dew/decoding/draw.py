@@ -14,7 +14,7 @@ from dew.kernels.chunked import logp_entropy
 
 @dataclass(frozen=True)
 class Draw:
-    """Settings for choosing the next token. No synchronisation with the device, so a CUDA graph can capture it."""
+    """Settings for choosing the next token. Drawing never synchronises with the device: CUDA graphs can capture it."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -22,7 +22,7 @@ class Draw:
     min_p: float = 0.0
     greedy: bool = False
     sum_sq: bool = False
-    """Also give Σπ² of each distribution."""
+    """Also return Σπ² of each distribution."""
 
     @property
     def plain(self) -> bool:
@@ -30,9 +30,9 @@ class Draw:
         return not (self.greedy or self.top_k or self.top_p < 1 or self.min_p)
 
     def scored(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
-        """Logits (B, V) -> token, its log-probability and the entropy of its row (B,), both before any filter; Σπ².
+        """Logits (B, V) -> token, log-probability, entropy and, with `sum_sq`, Σπ², each (B,) and before any filter.
 
-        Without filters, (B, 2) uniform numbers decide the tokens by their cumulative probabilities.
+        Without filters, the (B, 2) uniform numbers decide the tokens, by inverse transform sampling.
         """
         if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
             found: tuple[Tensor, ...] = kernel(logits, self.temperature, uniforms, self.sum_sq)
@@ -60,7 +60,7 @@ class Draw:
         if self.top_p < 1:
             ordered, order = logits.sort(descending=True)
             p = (ordered / self.temperature).softmax(-1)
-            removed = p.cumsum(-1) - p > self.top_p  # never the first
+            removed = p.cumsum(-1) - p > self.top_p  # never the most likely token
             logits = logits.masked_fill(torch.zeros_like(removed).scatter(1, order, removed), -torch.inf)
         if self.min_p > 0:
             p = (logits / self.temperature).softmax(-1)

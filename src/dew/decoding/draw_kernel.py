@@ -1,7 +1,7 @@
 """A kernel that draws a token from each row of logits, with its log-probability and the row's entropy, in one pass.
 
-The vocabulary is cut into blocks. A first uniform number chooses the block and a second the token within it, each by
-the cumulative sum of e^{z/T}: the block of the chosen token is the only one that is read twice. Statistics are those of
+The vocabulary is split into blocks. A first uniform number chooses the block and a second one the token within it, both
+by the cumulative sum of e^{z/T}, so only the chosen block is read twice. The statistics are those of
 `dew.kernels.chunked`, in base 2 and merged over blocks, with q = (z − m) log2(e) / T of a block:
 
     m = max z      n = Σ 2^q      r = n without the maximum's own term      t = Σ 2^q q      w = Σ 2^{2q}
@@ -21,7 +21,7 @@ LOWEST = tl.constexpr(-1e30)
 
 @triton.jit
 def _ln1p(r):
-    """log(1 + r), r ≥ 0, accurate for small r."""
+    """log(1 + r) for r ≥ 0, accurate for small r."""
     return tl.where(r < 1e-3, r * (1 - r * (0.5 - r / 3)), tl.log(1 + r))
 
 
@@ -32,7 +32,7 @@ def _add(a, b, c, a2, b2, c2):
 
 @triton.jit
 def _pick(weights, places, u):
-    """The place at which the cumulative sum passes the share u of the total; never one of weight 0."""
+    """The first place at which the cumulative sum exceeds u times the total; never one of weight 0."""
     total = tl.cumsum(weights, axis=0)
     chosen = tl.sum((total <= u * tl.max(total, axis=0)).to(tl.int32), axis=0)
     return tl.minimum(chosen, tl.max(tl.where(weights > 0, places, 0), axis=0))
@@ -61,7 +61,7 @@ def draw_kernel(
         here = places == block
         m = tl.where(here, top, m)
         n = tl.where(here, rest + ties, n)
-        r = tl.where(here, rest + (ties - 1), r)  # in this order: it keeps the digits of a small rest
+        r = tl.where(here, rest + (ties - 1), r)  # this order keeps the digits of a small rest
         t = tl.where(here, weighted, t)
         if SUM_SQ:
             w = tl.where(here, tl.sum(e * e, axis=0), w)
@@ -90,7 +90,7 @@ def draw_kernel(
 
 
 def draw(logits: Tensor, temperature: float, uniforms: Tensor, sum_sq: bool = False) -> tuple[Tensor, ...]:
-    """Logits (B, V) and uniform numbers (B, 2) -> token, log-probability, entropy and, if asked for, Σπ² (B,)."""
+    """Logits (B, V), uniform numbers (B, 2) -> token, log-probability, entropy and, with `sum_sq`, Σπ², each (B,)."""
     rows, v = logits.shape
     token = torch.empty(rows, dtype=torch.long, device=logits.device)
     logp, entropy, squares = torch.empty(3, rows, device=logits.device)

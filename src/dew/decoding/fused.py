@@ -1,8 +1,8 @@
-"""Kernels for steps of one token: norms, rotary embeddings, products, adapters and attention.
+"""Fused kernels for one-token steps: norms, rotary embeddings, linear layers, LoRA adapters and attention.
 
-As written in transformers, norms and embeddings take 8 and 10 kernels, which at this size is half of a step's time, and
-PyTorch's attention cannot read pages. A part is replaced only if it is found to compute the same. Products with the
-same input (queries, keys and values; gate and up) become one where nobody trains their weights.
+In transformers, norms and rotary embeddings take 8 and 10 kernels, which at this size is half of a step's time, and
+PyTorch's attention cannot read pages. A part of the model is replaced only if the kernel gives the same result on a
+test input. Frozen linear layers that read the same input (q, k and v; gate and up) are computed as one product.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -26,12 +26,12 @@ from dew.decoding.same_input import SAME_INPUT, ComputedTogether, joined
 Part = tuple[Any, str, Callable[..., Any]]
 """An object, the name of one of its attributes, and what to call instead."""
 ATTENTION = "dew_fused"
-"""The name under which transformers finds `attention`."""
+"""The name under which `attention` is registered with transformers."""
 TOLERANCE = 0.02
-"""Relative; bfloat16 rounds at other places."""
+"""Relative error up to which results count as the same: bfloat16 is rounded at different places."""
 BLOCK = 2048
 WARPS, STAGES = 4, 3
-"""Of a program of `attention`."""
+"""Launch settings of `attention`."""
 LOWEST = tl.constexpr(-1e30)
 
 
@@ -75,8 +75,8 @@ def _attention_kernel(
     query, q_row, q_head, keys, values, page_size, head_size, table, out, heads, group, width, scale,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PAGE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The query heads that share a key head. A row whose table is 0 reads nothing and gets 0. With several parts, each
-    reads some of the pages, and `_join_kernel` joins what they store: sums, maximum and divisor."""
+    """One program computes the query heads that share a key head. A row whose table is 0 reads nothing and gets 0. With
+    several parts, each reads some of the pages, and `_join_kernel` merges their sums, maxima and divisors."""
     row, key_head, i = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, WIDTH)[None]
     prompt, length = tl.load(table + row * 4), tl.load(table + row * 4 + 1)
     answer, written = tl.load(table + row * 4 + 2), tl.load(table + row * 4 + 3)
@@ -130,9 +130,9 @@ def attention(
     _: Any, query: Tensor, key: Tensor, value: Tensor, table: Tensor, scaling: float | None = None, parts: int = 1,
     **__: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
-    """Attention of (B, heads, 1, D) queries to what the table, (B, 1, 1, 4), says of the pages of keys and values.
+    """Attention of (B, heads, 1, D) queries over (pages, heads, PAGE, D) keys and values. The table is (B, 1, 1, 4).
 
-    With several `parts`, a power of two, so many programs share the pages of a row.
+    `parts`, a power of two: the number of programs that share the pages of a row.
     """
     rows, heads, _one, width = query.shape
     group, padded = heads // key.shape[1], max(16, triton.next_power_of_2(width))
@@ -180,13 +180,13 @@ def rms_norm(norm: Any, x: Tensor) -> Tensor:
 
 
 def lora_linear(base: Any, a: Tensor, b: Tensor, scale: float, x: Tensor) -> Tensor:
-    """A linear layer with an adapter of PEFT: scaling and both sums in one kernel, rounded once."""
+    """A linear layer with a PEFT LoRA adapter; scaling and addition are one kernel and round once."""
     found: Tensor = base(x)
     return torch.addmm(found.flatten(0, -2), (x @ a.T).flatten(0, -2), b.T, alpha=scale).view_as(found)
 
 
 def lora_parts(model: Any) -> list[Part]:
-    """Layers with one plain adapter that is in use."""
+    """Replacements for the layers that have exactly one active, plain LoRA adapter."""
     parts: list[Part] = []
     for layer in model.modules():
         active = getattr(layer, "active_adapters", None) if hasattr(layer, "lora_A") else None
@@ -202,11 +202,11 @@ def lora_parts(model: Any) -> list[Part]:
     return parts
 
 
-# ── products with the same input ────────────────────────────────────────────────────────────────────────────
+# ── linear layers with the same input ───────────────────────────────────────────────────────────────────────
 
 
 def product_parts(model: Any) -> list[Part]:
-    """Without gradients."""
+    """Replacements for frozen linear layers that read the same input. They have no gradients."""
     parts: list[Part] = []
     for module in model.modules():
         for names in SAME_INPUT:
@@ -267,7 +267,7 @@ def fused_parts(model: Any) -> list[Part]:
 
 
 def same_attention(model: Any) -> bool:
-    """Whether `attention` does with pages what PyTorch's does with them side by side, with this model's heads."""
+    """Whether `attention` gives the same result as PyTorch's on gathered pages, with this model's heads."""
     config, like = model.config.get_text_config(), model.get_input_embeddings().weight
     heads, width = config.num_attention_heads, _width(config)
     shared = getattr(config, "num_key_value_heads", None) or heads
@@ -306,6 +306,6 @@ def _width(config: Any) -> int:
 def _same(own: Callable[[], Tensor], expected: Tensor) -> bool:
     try:
         found = own()
-    except (TritonError, RuntimeError):  # the kernel does not compile for this GPU, or needs more than it has
+    except (TritonError, RuntimeError):  # the kernel does not compile for this GPU, or exceeds its resources
         return False
     return found.shape == expected.shape and bool((found - expected).norm() <= TOLERANCE * expected.norm())

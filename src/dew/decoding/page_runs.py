@@ -1,7 +1,7 @@
-"""Which pages answers have: each a run of neighbouring ones, moved to one twice as long when it is full.
+"""Allocate pages to answers: each has a run of neighbouring pages and moves to one twice as long when it is full.
 
-Few answers reach a limit of 16k tokens: with pages for the limit, few rows would fit into the memory. Where there is no
-run, the youngest answers wait: their keys and values are on the host until there is room.
+Few answers reach a limit of 16k tokens, and with pages for the limit few rows would fit into memory. If no run is free,
+the youngest answers wait: their keys and values are kept on the host until there is room.
 """
 
 import math
@@ -13,18 +13,18 @@ from torch import Tensor
 from dew.decoding.buffers import Buffers, pages_of
 
 SHORTEST = 16
-"""Pages of the first run of an answer, at most. Shorter limits have a run for the whole answer."""
+"""Maximum pages of an answer's first run. With a lower limit, the first run holds the whole answer."""
 
 
 def run_sizes(limit: int) -> list[int]:
-    """Pages of the runs of an answer of up to `limit` tokens, each twice the one before."""
+    """Sizes, in pages, of the runs of an answer of up to `limit` tokens, each twice the one before."""
     doublings = max(0, math.ceil(math.log2(pages_of(limit) / SHORTEST)))
     first = math.ceil(pages_of(limit) / 2**doublings)
     return [first * 2**i for i in range(doublings + 1)]
 
 
 class Runs:
-    """A buddy allocator of the pages from `first` on: free neighbours that were one run are joined again."""
+    """A buddy allocator of the pages from `first` on. Below, a size is an index into `run_sizes(limit)`."""
 
     def __init__(self, storage: Tensor, first: int, limit: int) -> None:
         self._storage, self._first, self._limit, self._sizes = storage, first, limit, run_sizes(limit)
@@ -35,35 +35,35 @@ class Runs:
                 free.add(at)
                 at += size
         self._clock, self._due = 0, math.inf
-        """Steps so far, and at which the first run is full."""
+        """Steps so far, and the step at which the first run will be full."""
         self._born: dict[int, int] = {}
-        """Of each row: its answer has clock − born tokens, the next step's included."""
+        """By row: the answer has clock − born tokens, including the one of the next step."""
         self._runs: dict[int, tuple[int, int]] = {}
-        """The first page of each row, and the number of its size."""
+        """By row: first page and size of its run."""
         self._fresh: list[int] = []
         """Rows that have no run yet."""
         self.waiting: dict[int, tuple[int, Tensor]] = {}
-        """Rows that wait: tokens and pages."""
+        """By waiting row: its number of tokens, and a copy of its pages on the host."""
 
     def begin(self, rows: Iterable[int]) -> None:
         self._fresh += rows
         self._born.update(dict.fromkeys(rows, self._clock - 1))
 
     def advance(self, steps: int, ended: Iterable[int]) -> None:
-        """So many steps have run, and these answers have ended."""
+        """Count these steps, and free the runs of the answers that have ended."""
         self._clock += steps
         for row in ended:
             if self._born.pop(row, None) is not None:
                 self._give(*self._runs.pop(row))
 
     def keep(self, rows: Sequence[int]) -> None:
-        """These rows are the first ones from now on."""
+        """Renumber: row `rows[i]` becomes row i, and other rows are dropped."""
         for name in ("_born", "_runs", "waiting"):
             old = getattr(self, name)
             setattr(self, name, {new: old[row] for new, row in enumerate(rows) if row in old})
 
     def grow(self, buffers: Buffers, steps: int) -> bool:
-        """Make room for so many more steps, for older answers first. Whether any that waited continues."""
+        """Make room for this many more steps, older answers first. Return whether any waiting answer continues."""
         rows, placed = self._fresh, dict[int, int]()
         if self._clock + steps > self._due:
             rows = [row for row in self._born if self._needed(row, steps) > self._size(row)]
@@ -90,7 +90,7 @@ class Runs:
         return back
 
     def _move(self, row: int, size: int, buffers: Buffers, placed: dict[int, int]) -> None:
-        """To a run of this size; where there is none, the youngest rows wait, at last this one."""
+        """Move a row to a run of this size. Until one is free, the youngest rows are put aside, in the end this one."""
         while (start := self._take(size)) is None:
             youngest = max(reversed(self._born), key=self._born.__getitem__)
             self._put_aside(youngest, buffers)
@@ -115,7 +115,7 @@ class Runs:
         return pages_of(self._clock - self._born[row] - 1)
 
     def _needed(self, row: int, steps: int) -> int:
-        """The number of the size that the next steps need."""
+        """The size of run that the row needs for the next steps."""
         return self._enough(self._clock - self._born[row] + steps - 1)
 
     def _enough(self, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Prompts on their way into a batch: which come next, and their keys, values and first tokens."""
+"""Queue and prefill of prompts: which one is next, its keys and values, and the first token of each answer."""
 
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from transformers import DynamicCache
 from dew.decoding.buffers import Buffers
 
 PREFILL = 65_536
-"""Tokens of a pass over prompts."""
+"""Maximum tokens of a prefill pass, with padding."""
 Prompt = tuple[int, tuple[int, ...]]
 """Owner and token ids."""
 
 
 class Queue:
-    """The prompts that no row answers yet. A row that ends continues with the next prompt of its owner."""
+    """Prompts that are still waiting. A row that has ended continues with the next prompt of its owner."""
 
     def __init__(self, owners: Sequence[int]) -> None:
         self._owners, by_owner = owners, dict[int, list[int]]()
@@ -27,17 +27,17 @@ class Queue:
         self._left, self.waiting = {owner: deque(numbers) for owner, numbers in by_owner.items()}, len(owners)
 
     def first(self, rows: int) -> list[int]:
-        """Equally many prompts of each owner."""
+        """Take the first prompts, equally many of each owner."""
         each = max(1, rows // len(self._left))
         return [self._take(left) for left in self._left.values() for _ in range(min(each, len(left)))]
 
     def next(self, place: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The next prompts for some of these rows, and which rows."""
+        """Take the next prompts for these rows; return them and the rows that got one."""
         found = [(self._take(left), row) for row in rows if (left := self._left[self._owners[place[row]]])]
         return [number for number, _ in found], [row for _, row in found]
 
     def upcoming(self) -> Iterator[int]:
-        """The prompts in the order in which they will be started, if the rows of all owners end equally fast."""
+        """The waiting prompts in the order in which they will start if the rows of all owners end equally fast."""
         return (i for turn in zip_longest(*self._left.values()) for i in turn if i is not None)
 
     def _take(self, left: "deque[int]") -> int:
@@ -46,18 +46,18 @@ class Queue:
 
 
 class Pass(NamedTuple):
-    """Prompts that were read together."""
+    """The result of a prefill pass over B left-padded prompts."""
 
     cache: Any
     live: Tensor
-    """(B, width) where it holds prompts."""
+    """(B, width): 1 on tokens, 0 on padding."""
     logits: Tensor
-    """(B, V) after each prompt."""
+    """(B, V): logits of the token after each prompt."""
 
 
 class Prefill:
-    """Keys, values and last logits of prompts. Each distinct prompt is read once, together with those that come next,
-    and its pass is kept until all its answers have been started."""
+    """Computes keys, values and last logits of prompts. Each distinct prompt is read once, in one pass with the prompts
+    that come next, and its pass is kept until all its answers have been started."""
 
     def __init__(
         self, decoder: Any, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], queue: Queue,
@@ -66,40 +66,40 @@ class Prefill:
         self._decoder, self._uniforms, self._queue = decoder, uniforms, queue
         self._prompts: list[Prompt] = list(zip(owners, prompts, strict=True))
         self._size = max(1, PREFILL // max(map(len, prompts)))
-        """Prompts of a pass."""
+        """Maximum prompts of a pass."""
         self._owners = torch.tensor(owners, device=decoder.device)
         self._left = Counter(self._prompts)
-        """How many answers to each prompt are still to be started."""
+        """Number of answers to each prompt that have not been started."""
         self._read = dict[Prompt, tuple[Pass, int]]()
-        """Prompts with such answers: their pass and their place in it."""
+        """Pass of each prompt that has been read and has answers left to start, and the prompt's row in it."""
         self.room, self._free, self._loaded, self._answered = 0, list[int](), dict[Prompt, int](), Counter[Prompt]()
-        """How many prompts the buffers hold, their free numbers, the numbers of prompts, how many rows answer each."""
+        """Number of prompt slots in the buffers, the free slots, the slot of each prompt, the rows answering each."""
 
     @property
     def distinct(self) -> int:
         return len(self._left)
 
     def make_room(self, rows: int) -> int:
-        """How many prompts so many rows answer at most at a time."""
+        """Reserve slots for the prompts that `rows` rows can answer at a time; return their number."""
         self.room = min(rows, self.distinct)
         self._free = list(range(self.room))
         return self.room
 
     def arrange(self, place: Sequence[int], rows: int) -> None:
-        """Tell whose rows these are; rows that are not in use count as the last owner's."""
+        """Pass the owners of the rows to `Decoder.arrange`; unused rows count as the last owner's."""
         if self._decoder.arrange:
             unused = self._owners[-1:].expand(rows - len(place))
             self._decoder.arrange(torch.cat([self._owners[list(place)], unused]), 1)
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Answers to these prompts have ended."""
+        """Count one ended answer to each of these prompts; free the slot of a prompt that no row answers any more."""
         for text in (self._prompts[i] for i in numbers):
             self._answered[text] -= 1
             if not self._answered[text]:
                 self._free.append(self._loaded.pop(text))
 
     def load(self, place: Sequence[int], rows: Sequence[int], buffers: Buffers) -> None:
-        """Put the prompts that have a place in these rows there, and sample the first token of each answer."""
+        """Load the prompts that these rows are to answer (`place`), and sample the first token of each answer."""
         decoder, numbers = self._decoder, [place[i] for i in rows]
         texts = [self._prompts[i] for i in numbers]
         distinct = list(dict.fromkeys(texts))
@@ -130,7 +130,7 @@ class Prefill:
         self.arrange(place, len(buffers))
 
     def _read_prompts(self, needed: Sequence[Prompt]) -> None:
-        """These, and as many of the next ones as make the last pass full."""
+        """Read these prompts, and as many of the upcoming ones as fill the last pass."""
         chosen, total = dict.fromkeys(needed), -(-len(needed) // self._size) * self._size
         for number in self._queue.upcoming() if needed else ():
             if len(chosen) == total:

@@ -11,7 +11,7 @@ SAME_INPUT = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 
 
 def joined(weights: Sequence[Tensor]) -> Tensor:
-    """These, which nobody trains, as one tensor of which they become parts, unless they are neighbours already."""
+    """Concatenate frozen weights along the first axis; they become views of the result. No copy if they already are."""
     first, sizes = weights[0].data, [len(x) for x in weights]
     ends = [n * first.stride(0) for n in accumulate(sizes)]
     found = [(x.untyped_storage().data_ptr(), x.storage_offset()) for x in weights]
@@ -24,7 +24,7 @@ def joined(weights: Sequence[Tensor]) -> Tensor:
 
 
 class ComputedTogether:
-    """The first of some layers to be called with an input computes the outputs of all."""
+    """Computes the outputs of several layers when the first of them is called with an input, and keeps the others."""
 
     def __init__(self, product: Callable[[Tensor], Sequence[Tensor]]) -> None:
         self._product = product
@@ -35,6 +35,6 @@ class ComputedTogether:
         if self._input is not x or layer not in self._waiting:
             self._input, self._waiting = x, dict(enumerate(self._product(x)))
         found = self._waiting.pop(layer)
-        if not self._waiting:  # a graph would keep their memory
+        if not self._waiting:  # otherwise a graph would keep the memory of the input
             self._input = None
         return found

@@ -1,4 +1,4 @@
-"""The releases of TRL, transformers and verl that dew works with, and the names in TRL that it relies on."""
+"""The releases of TRL, transformers and verl that dew supports, and the internals of TRL that it relies on."""
 
 import sys
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from packaging.version import Version
 
 from dew.errors import EngineError, Problem
 
-SUPPORTED = {  # releases as in pyproject.toml, and the newest that was tried, as in locks/
-    "trl": (">=1.15,<2", "1.16.0"),  # earlier ones have another fused head
+SUPPORTED = {  # releases as in pyproject.toml, and the newest one tested, as in locks/
+    "trl": (">=1.15,<2", "1.16.0"),  # earlier ones have a different fused head
     "transformers": (">=5.17", "5.23.0"),
     "verl": (">=0.9,<0.10", "0.9.1"),  # passing on the old policy's entropy depends on internals of 0.9
 }
@@ -42,7 +42,7 @@ def require(package: str) -> None:
 
 
 def trl_beside_verl() -> Problem | None:
-    """verl's FSDP workers import a class from TRL if TRL is installed, and stop if TRL no longer has it."""
+    """A problem if TRL is installed next to verl: verl's FSDP workers import a class that newer TRL no longer has."""
     trl = installed("trl")
     if trl is None or installed("verl") is None or Version(trl) < Version("1.15"):
         return None
@@ -56,25 +56,25 @@ IMAGE_KEYS = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 """Further inputs of vision-language models, passed to the forward pass unchanged."""
 
 GENERATED = 8
-"""Values that `_generate` returns; dew reads the answers and the tool mask by position."""
+"""Number of values that `_generate` returns; dew reads the answers and the tool mask by position."""
 
 FUSED_HEAD = "_ChunkedLogProbFunction"
-"""The name in `trl.trainer.utils` under which TRL's forward finds the autograd function of the fused head."""
+"""The autograd function of the fused head in `trl.trainer.utils`, which TRL's forward pass looks up by this name."""
 
 HEAD_OUTPUTS = ("log_probs", "entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
-"""What that function returns, and the fields of the forward pass in which TRL puts it, one number per token."""
+"""What that function returns, one number per token, and the names under which TRL's forward pass returns it."""
 
 
 def check_not_unsloth() -> None:
-    """Fail if Unsloth is imported: its trainer has a `compute_loss` of its own, which never calls dew's."""
+    """Raise if Unsloth is imported: its trainer has its own `compute_loss`, which never calls dew's."""
     if "unsloth" in sys.modules:
-        why = "It replaces TRL's GRPOTrainer.compute_loss, so that dew's loss would silently not run."
+        why = "It replaces TRL's GRPOTrainer.compute_loss, so dew's loss would silently not run."
         remedy = "Leave it out, and pass peft_config=LoraConfig(...); or train with Unsloth and add dew.watch(trainer)."
         raise EngineError(Problem("Unsloth is imported in this process.", why, remedy))
 
 
 def check_generated(values: Sequence[Any]) -> None:
-    """Fail if `_generate` changed, as it did in several TRL releases: columns would be mixed up without an error."""
+    """Raise if `_generate` changed, as in several TRL releases: columns would be mixed up without an error."""
     if len(values) != GENERATED:
         what = f"TRL {installed('trl')} returns {len(values)} values from _generate; dew knows {GENERATED}."
         raise EngineError(Problem(what, remedy=f"Run: pip install 'trl=={SUPPORTED['trl'][1]}'."))

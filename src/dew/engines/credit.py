@@ -1,4 +1,4 @@
-"""From the rows of a generation to an advantage for each of their tokens: rows to groups, credit, groups to rows."""
+"""Credit for the rows of a generation: group the rows, compute credit, and return it in the order of the rows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from dew.rollouts import Rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class Signals:
-    """(N, T) what credit may read of the policy that sampled, where the algorithm needs it."""
+    """Signals of the sampling policy that credit may read, (N, T) each; None if the algorithm does not need them."""
 
     entropy: Tensor | None = None
     logp: Tensor | None = None
@@ -27,22 +27,22 @@ class Signals:
 
 @dataclass(frozen=True, kw_only=True)
 class Rows(Signals):
-    """What credit reads of every answer of a generation, on all processes."""
+    """What credit reads of the N answers of a generation, from all processes."""
 
     group: Tensor
     """(N,) group id of each row."""
     mask: Tensor
     """(N, T) True on tokens that train."""
     outcome: Tensor
-    """(N,) outcome reward; NaN where there is none, which excludes the row from its group."""
+    """(N,) outcome reward; NaN if there is none, which excludes the row from its group."""
     extra: Tensor
     """(N,) sum of the other rewards."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Credit(groups.Credit):
-    """The credit of groups by row: (N,) and (N, T). Excluded rows (no outcome, or a group in which nothing trains) have
-    0 and False."""
+    """Credit by row, (N,) or (N, T). Excluded rows (no outcome, or a group in which nothing trains) have 0 and
+    False."""
 
     scored: Tensor
     """(N,) True on rows that are not excluded."""
@@ -51,7 +51,7 @@ class Credit(groups.Credit):
 
 
 def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:
-    """Correctness and signal alone, by the outcome reward: what dynamic sampling filters on. Advantages are 0."""
+    """Only correctness and signal, from the outcome reward, as dynamic sampling needs them. Advantages are 0."""
 
     def judged(rollouts: Rollouts) -> dict[str, Tensor]:
         return {"correct": algorithm.correct(rollouts), "signal": algorithm.signal(rollouts)}
@@ -60,9 +60,9 @@ def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:
 
 
 def give_credit(algorithm: Algorithm, rows: Rows, *, apart: Tensor | None = None, for_records: bool = False) -> Credit:
-    """Correctness and advantages. Groups whose rows are True in `apart` are shaped apart from the others.
+    """Correctness and advantages. Groups whose rows are True in `apart` get their credit separately from the others.
 
-    `for_records` adds `shaped`, which repeats the shaping: ask for it only where a record is written.
+    `for_records` adds `shaped`, which computes the token rewards again: set it only if a record is written.
     """
 
     def earned(rollouts: Rollouts) -> dict[str, Tensor]:
@@ -76,7 +76,7 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, apart: Tensor | None = None
 
 
 def _credit_rows(rows: Rows, apart: Tensor | None, by_group: Callable[[Rollouts], dict[str, Tensor]]) -> Credit:
-    """What `by_group` finds for the groups that can be compared, in the order of the rows."""
+    """Apply `by_group` to the rows that are not excluded, as groups; return its results in the order of the rows."""
     scored = ~rows.outcome.isnan()
     scored = scored & any_in_group(rows.group, rows.mask.any(-1) & scored)  # not in a group in which nothing trains
     none = torch.zeros_like(scored)
@@ -103,6 +103,6 @@ def _credit_rows(rows: Rows, apart: Tensor | None, by_group: Callable[[Rollouts]
 
 
 def any_in_group(group: Tensor, x: Tensor) -> Tensor:
-    """(N,) True on the rows of groups in which x is True on some row."""
+    """(N,) True on the rows of groups in which x is True on at least one row."""
     counts = torch.zeros(int(group.max()) + 1, dtype=torch.long, device=group.device)
     return counts.index_add(0, group, x.long())[group] > 0

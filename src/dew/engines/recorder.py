@@ -1,4 +1,4 @@
-"""What every engine writes about a run: its metrics, the machine it ran on, and the credit of each token."""
+"""What every engine records about a run: its metrics, its machine, and the credit of each token."""
 
 import logging
 import os
@@ -26,7 +26,7 @@ from dew.run.records import AnswerRecord, GroupRecord
 
 logger = logging.getLogger("dew")
 alarm_log = logging.getLogger("dew.alarms")
-"""The commands show alarms themselves, beside the metrics."""
+"""A separate logger, because commands show alarms themselves, next to the metrics."""
 
 Numbers = dict[str, float]
 Columns = dict[str, Any]
@@ -36,7 +36,7 @@ GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 
 
 class RunLog:
-    """Writes metrics and alarms of each step and the status of the run; does nothing where `writes` is False."""
+    """Writes the metrics and alarms of each step and the status of the run; writes nothing if `writes` is False."""
 
     def __init__(self, folder: str, writes: bool = True) -> None:
         self.folder = RunFolder(folder)
@@ -48,9 +48,9 @@ class RunLog:
     def check_rewards(
         self, step: int, algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, chosen: bool
     ) -> None:
-        """In the first generation: stop if the algorithm cannot use these outcome rewards at all, warn if only in part.
+        """In the first generation, raise if the algorithm cannot use these outcome rewards, warn if only in part.
 
-        `chosen`: the config sets the threshold, so it is meant that nothing else counts.
+        `chosen`: the config sets the threshold, so graded rewards are used as intended.
         """
         if self._rewards_seen:
             return
@@ -77,12 +77,12 @@ class RunLog:
         alarm_log.warning("step %d: %s %s", alarm["step"], alarm["message"], alarm["remedy"])
 
     def resume(self, step: int) -> None:
-        """Continue after `step`: alarms are restored from the metrics of the steps before it."""
+        """Resume after `step`: restore the alarms from the metrics up to it."""
         if self._writes and step:
             self.alarms.restore(self.folder.metrics(), until=step)
 
     def begin(self, algorithm: Algorithm, packages: Sequence[str], processes: int, **facts: Any) -> None:
-        """Write what runs, and on which machine. `packages`: the engine and what it is built on."""
+        """Write run.json: algorithm, versions and machine. `packages`: the engine, followed by what it is built on."""
         if not self._writes:
             return
         self.alarms = Alarms(algorithm, algorithm.uses_threshold, lambda: list(self.folder.checkpoints()))
@@ -131,7 +131,7 @@ def git_commit() -> str | None:
 
 
 def entropy_sums(entropy: Tensor, mask: Tensor, correct: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """(sum, count) of the entropy over the tokens in `mask`: all, those of O⁺ (correct = 1), of O⁻ (correct = 0)."""
+    """(sum, count) of the entropy over the tokens in `mask`: all, in O⁺ (correct = 1) and in O⁻ (correct = 0)."""
     H = torch.where(mask, entropy.detach(), 0)
     in_correct, in_wrong = mask & (correct == 1)[:, None], mask & (correct == 0)[:, None]
     return {
@@ -198,7 +198,7 @@ def gold_of(row: dict[str, Any]) -> str | None:
 
 
 def due(step: int, every: int, steps_per_generation: float) -> bool:
-    """Whether the generation that is trained on from `step` is recorded: the first, and each multiple of `every`."""
+    """Whether to record the generation that starts at `step`: the first, and those with a multiple of `every`."""
     if every == 0:
         return False
     last = step + max(1, round(steps_per_generation)) - 1
@@ -209,7 +209,7 @@ def group_records(
     step: int, algorithm: Algorithm, columns: Columns, credit: Credit, tokenizer: Any, groups: int,
     rewards: Sequence[str] = (),
 ) -> list[GroupRecord]:  # fmt: skip
-    """Records of at most `groups` groups, those with signal first. `rewards`: the names of the columns of `parts`."""
+    """Records of at most `groups` groups, those with signal first. `rewards`: names of the columns of `parts`."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
     mixed = set(columns["group"][credit.signal].tolist())
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]

@@ -16,13 +16,13 @@ from torch import Tensor
 from dew.kernels.reference import Head
 
 LOWEST = -1e30
-"""Stands for −∞ where a zero weight is multiplied with it: 0 · −1e30 = 0."""
+"""Used instead of −∞ in products with a zero weight: 0 · −1e30 = 0."""
 WIDE_COPIES = 3
-"""Tensors in float32 or wider, beside its result, that `gradient_tile` allocates: z, p, dz."""
+"""Number of tensors in float32 or wider that `gradient_tile` allocates besides its result: z, p, dz."""
 
 MIB, GIB = 1 << 20, 1 << 30
 TILE = (1 / 64, 32 * MIB, 256 * MIB)
-"""Share of the free memory, minimum and maximum bytes: for a tile of scores that is overwritten after use."""
+"""Share of the free memory, minimum and maximum bytes, for a tile of scores that is overwritten after use."""
 KEPT = (1 / 16, 0, 8 * GIB)
 """The same for weights kept from the forward to the backward pass."""
 CHUNK = (1 / 8, 64 * MIB, 8 * GIB)
@@ -38,13 +38,13 @@ class Statistics(NamedTuple):
     scale: Tensor
     """c in ∂logp/∂(h Wᵀ) = −c · weights, if weights were stored."""
     sum_sq: Tensor | None = None
-    """Σ_v p_v², if wanted."""
+    """Σ_v p_v², if requested."""
 
 
 def allowed(limit: tuple[float, int, int], device: torch.device) -> int:
     """Bytes that this limit currently permits on this device; memory cached by the allocator counts as free."""
     share, least, most = limit
-    free = 8 * GIB  # on devices that do not report it
+    free = 8 * GIB  # for devices that do not report their free memory
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
         free -= torch.cuda.memory_allocated(device)
@@ -56,7 +56,7 @@ def round_up(n: int, multiple: int) -> int:
 
 
 def spans(length: int, bytes_each: int, nbytes: int, multiple: int) -> Iterator[tuple[int, int]]:
-    """Cut `length` into equal spans, multiples of `multiple` that fit into `nbytes` (if a single multiple does)."""
+    """Split `length` into about equal spans, multiples of `multiple` that fit into `nbytes` (if one multiple fits)."""
     if length == 0:
         return
     fit = max(1, nbytes // max(1, bytes_each))
@@ -86,7 +86,7 @@ def product(a: Tensor, b: Tensor, *, out: Tensor, add: bool = False) -> None:
 
 
 def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
-    """`product` without hardware support for half inputs and float32 output: convert a few columns at a time."""
+    """`product` without hardware support for half-precision inputs and float32 output: a few columns at a time."""
     kind = wide(a.dtype)
     a = a.to(kind)
     for low, high in spans(b.shape[1], b.shape[0] * 4, allowed(TILE, b.device), 1):
@@ -95,7 +95,7 @@ def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
 
 
 def scores(hidden: Tensor, head: Head, low: int, high: int | None) -> tuple[Tensor, Tensor | None]:
-    """z of columns [low, high) in float32 or wider, and T · ∂z/∂(h Wᵀ) if that is not 1."""
+    """Scores z of columns [low, high) in float32 or wider, and T · ∂z/∂(h Wᵀ), or None if that is 1."""
     high = head.weight.shape[0] if high is None else high
     z = torch.empty(hidden.shape[0], high - low, dtype=wide(hidden.dtype), device=hidden.device)
     product(hidden, head.weight[low:high].t(), out=z)
@@ -110,9 +110,9 @@ def scores(hidden: Tensor, head: Head, low: int, high: int | None) -> tuple[Tens
 
 
 def logp_entropy(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """log-probability of the targets y (N, 1) and entropy, from scores (N, V), which are overwritten.
+    """Log-probability of the targets y (N, 1) and entropy, from scores z (N, V), which are overwritten.
 
-    Also m, argmax, e^{z − m} without the term of the argmax, and their sum r.
+    Also returns m, the argmax, e^{z − m} with 0 at the argmax, and its sum r.
     """
     m, top = z.max(-1, keepdim=True)
     gap = (z.gather(-1, y) - m).squeeze(-1)
@@ -126,7 +126,7 @@ def logp_entropy(z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, 
 def statistics(
     hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None, sum_sq: bool = False
 ) -> Statistics:
-    """Statistics of every row; fills `store` (N, V), if given, with weights: ∂logp/∂(h Wᵀ) = −scale · store."""
+    """Compute the statistics of every row; fill `store` (N, V), if given, so that ∂logp/∂(h Wᵀ) = −scale · store."""
     n, v = hidden.shape[0], head.weight.shape[0]
     kind = wide(hidden.dtype)
     logp, entropy, lse, squares = (torch.empty(n, dtype=kind, device=hidden.device) for _ in range(4))

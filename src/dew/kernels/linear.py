@@ -25,15 +25,15 @@ from dew.kernels.reference import IGNORE, Head
 Impl = Literal["auto", "triton", "chunked", "reference"]
 IMPLS = get_args(Impl)
 SHARED_MEMORY = 224 * 1024
-"""Bytes per multiprocessor that the Triton tiles need: Hopper and later data-centre GPUs have them."""
+"""Bytes of shared memory that the Triton tiles need: Hopper and later data-centre GPUs have them."""
 BLACKWELL = 10
-"""Its compute capability."""
+"""Major compute capability of Blackwell GPUs."""
 ALIGN = 16
 """Rows of stored weights start at multiples of this many entries, as the GPU's copy engine requires."""
 BLOCK = 128
 """Chunks and slices are multiples of this, so that matrix units run full tiles."""
 Gradients = list[Tensor | None]
-"""∂L/∂hidden, ∂L/∂weight, ∂L/∂bias; None where not wanted."""
+"""∂L/∂hidden, ∂L/∂weight, ∂L/∂bias; None if not requested."""
 
 
 def linear_logprob_entropy(
@@ -48,15 +48,15 @@ def linear_logprob_entropy(
     sum_sq: bool = False,
     impl: Impl = "auto",
 ) -> tuple[Float[Tensor, " N"], ...]:
-    """Log-probability of each target and entropy of its distribution, without the (N, V) logits.
+    """Log-probability of each target and entropy of its distribution, without materialising the (N, V) logits.
 
         z = softcap · tanh((h Wᵀ + b) / softcap) / T        logp = z_y − log Σ_v e^{z_v}        H = −Σ_v p_v log p_v
 
-    With `sum_sq` also the sum of squares Σ_v p_v², without a gradient.
+    With `sum_sq`, also returns the sum of squares Σ_v p_v², without a gradient.
 
-    All are float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives
-    0 and no gradient. Gradients flow through the log-probability, and with `entropy_grad` through the entropy
-    too; rows whose upstream gradient is 0 are skipped where the backward pass computes the scores again.
+    Results are float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives 0 and
+    no gradient. Gradients flow through the log-probability and, with `entropy_grad`, through the entropy. If the
+    backward pass recomputes the scores, it skips rows whose upstream gradient is 0.
 
     `impl`: "triton" (NVIDIA GPUs, Hopper or later), "chunked" (PyTorch, any device), "reference" (the definition,
     with all logits in memory), or "auto".
@@ -105,7 +105,7 @@ def _check(
 
 
 def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_grad: bool) -> str:
-    """nothing | scores (recompute them) | slopes (frozen head) | weights (they fit in memory)."""
+    """What the backward pass needs: nothing | scores (recompute) | slopes (frozen head) | weights (if they fit)."""
     if not torch.is_grad_enabled():
         return "nothing"
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -120,7 +120,7 @@ def _what_to_save(hidden: Tensor, weight: Tensor, bias: Tensor | None, entropy_g
 def backend_for(impl: str, hidden: Tensor, head: Head) -> ModuleType:
     obstacle = _obstacle(hidden, head) if impl != "chunked" else ""
     if impl == "triton" and obstacle:
-        remedy = 'Write impl="auto" to fall back to PyTorch where Triton cannot run.'
+        remedy = 'Write impl="auto" to fall back to PyTorch if Triton cannot run.'
         raise ConfigError(Problem(f'impl="triton": {obstacle}.', remedy=remedy))
     return importlib.import_module(f"dew.kernels.{'chunked' if impl == 'chunked' or obstacle else 'triton'}")
 
@@ -176,7 +176,7 @@ def _pick(rows: Tensor | None, *tensors: Any) -> list[Any]:
 
 
 def _spread(rows: Tensor | None, values: Tensor, n: int) -> Tensor:
-    """The inverse of `_pick`: all n rows, 0 in those not selected."""
+    """The inverse of `_pick`: all n rows, with 0 in rows that were not picked."""
     if rows is None:
         return values
     return values.new_zeros(n, *values.shape[1:]).index_copy_(0, rows, values)
@@ -184,8 +184,8 @@ def _spread(rows: Tensor | None, values: Tensor, n: int) -> Tensor:
 
 # ── passes over a whole batch, for either backend, with as few matrix products as possible ──────────────────
 #
-# recompute   compute the scores again, one slice of the vocabulary at a time; the weight's gradient is written once
-# kept        E was stored by the forward pass: ∂logp/∂(h Wᵀ) = −c ∘ E, only two products
+# recompute   recompute the scores, one slice of the vocabulary at a time; the weight's gradient is written once
+# kept        the forward pass stored E: ∂logp/∂(h Wᵀ) = −c ∘ E takes only two products
 # slopes      frozen head: the forward pass computes u = ∂logp/∂h = −c ∘ (E W); the backward pass is g ∘ u
 
 
@@ -239,7 +239,7 @@ def _kept(store: Tensor, hidden: Tensor, head: Head, r: Tensor, want: Sequence[b
     if dh is not None:
         _gradient_of_hidden(store, head, r, out=dh)
     if dw is not None:
-        scaled = torch.mul(hidden, r[:, None], out=torch.empty_like(hidden))  # rounded once, and no float32 copy
+        scaled = torch.mul(hidden, r[:, None], out=torch.empty_like(hidden))  # rounds once, without a float32 copy
         product(store.t(), scaled, out=dw)
     if db is not None:
         product(store.t(), r[:, None].to(store.dtype), out=db[:, None])
@@ -254,7 +254,7 @@ def _gradient_of_hidden(store: Tensor, head: Head, r: Tensor, *, out: Tensor) ->
 
 
 def _empty(hidden: Tensor, head: Head, want: Sequence[bool]) -> Gradients:
-    """Uninitialised tensors for the wanted gradients; zeros if there are no rows to write them."""
+    """Uninitialised tensors for the requested gradients; zeros if there are no rows that would write them."""
     make = hidden.new_zeros if hidden.shape[0] == 0 else hidden.new_empty
     shapes = (hidden.shape, head.weight.shape, head.weight.shape[:1])
     return [make(shape) if wanted else None for shape, wanted in zip(shapes, want, strict=True)]
@@ -266,7 +266,7 @@ def _forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,
     save: str, impl: str, sum_sq: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """logp, entropy, lse, scale, the tensor saved for the backward pass, and Σp² (empty if not wanted)."""
+    """logp, entropy, lse, scale, the tensor saved for the backward pass, and Σp² (empty if not requested)."""
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, head)
@@ -300,7 +300,7 @@ def _backward(
     stats: list[Tensor], saved: Tensor, temperature: float, softcap: float | None, save: str, impl: str,
     want: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of hidden, weight and bias; empty tensors where not wanted: operators return only tensors."""
+    """Gradients of hidden, weight and bias. Those not requested are empty: operators cannot return None."""
     n, hidden = hidden.shape[0], hidden.contiguous()
     g = g.to(wide(hidden.dtype))
     if save == "slopes":

@@ -1,4 +1,4 @@
-"""The output head of a language model, and the slow lines that define the operator, which tests compare with.
+"""The output head of a language model, and a slow reference implementation that defines the operator, for tests.
 
 z = softcap · tanh((h Wᵀ + b) / softcap) / T    logp = z_y − log Σ_v e^{z_v}    H = −Σ_v p_v log p_v    Σ_v p_v²
 """
@@ -24,11 +24,11 @@ class Head:
     """(V,)"""
     temperature: float = 1.0
     softcap: float | None = None
-    """Scores are squashed into (−softcap, softcap) before the division."""
+    """Scores are squashed into (−softcap, softcap) before the division by the temperature."""
 
 
 def plain_head(model: Any) -> Head | str:
-    """The head of a transformers causal model (PEFT wrappers included), or the reason why it has no plain one."""
+    """The head of a causal transformers model (PEFT wrappers included), or the reason why it is not a plain one."""
     if not hasattr(model, "get_output_embeddings"):
         return f"{type(model).__name__} has no get_output_embeddings(), so its output head cannot be found"
     layer = model.get_output_embeddings()
@@ -64,7 +64,7 @@ def logits(hidden: Float[Tensor, "N D"], head: Head) -> Float[Tensor, "N V"]:
 def logprob_entropy(
     hidden: Float[Tensor, "N D"], head: Head, targets: Int[Tensor, " N"]
 ) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """Log-probability of each target; entropy and sum of squares of each row's distribution."""
+    """Log-probability of each target, and entropy and sum of squares of each row's distribution, each (N,)."""
     live = targets != IGNORE
     logq = torch.log_softmax(logits(hidden, head), -1)
     logp = logq.gather(-1, torch.where(live, targets, 0)[:, None]).squeeze(-1)

@@ -13,7 +13,7 @@ An empty tile is m = −1e30, r = −1, t = 0.
 
 Stored weights are relative to the target's score, E_v = 2^{s (z_v − z_y)} = p_v / p_y, so that they can be written
 before the row's sum is known; bfloat16 has the exponent range of float32. ∂logp/∂(h Wᵀ) = −(p_y / T) E
-with E_y = 1 − 1/p_y. Rows whose target is less likely than 2^−100 are redone in PyTorch, relative to their sum.
+with E_y = 1 − 1/p_y. Rows whose target is less likely than 2^−100 are recomputed in PyTorch, relative to their sum.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -43,7 +43,7 @@ FAR = tl.constexpr(FARTHEST)
 
 @triton.jit
 def _place(work, row_blocks, column_blocks, GROUP: tl.constexpr):
-    """Row block and column block of a work item; GROUP row blocks share a column of the weight in the cache."""
+    """Row block and column block of a work item. GROUP row blocks share a column block of the weight in the cache."""
     per_group = GROUP * column_blocks
     first = (work // per_group) * GROUP
     size = min(row_blocks - first, GROUP)
@@ -73,7 +73,7 @@ def _fold(z, s, BM: tl.constexpr, BN: tl.constexpr):
     off = tl.fma(top, tl.full((BM,), 1.0, tl.float32) * s, -centre)  # rounding error of q at the maximum
     t = tl.sum(e * q, axis=1) - off * total
     r = total - 1.0
-    if tl.min(total, axis=0) < CLEAR:  # rare: next to the maximum's term the others would be lost to rounding
+    if tl.min(total, axis=0) < CLEAR:  # rare: added to the maximum's term, the others would be lost to rounding
         rest = tl.sum(tl.where(e < 0.5, e, 0.0), axis=1)
         r = tl.where(total >= CLEAR, r, tl.where(total > 0.5, rest, -1.0))
     return top, r, t, e
@@ -91,7 +91,7 @@ def _merge(m, r, t, m2, r2, t2, s):
 
 @triton.jit(do_not_specialize=["n"])
 def target_kernel(x, x_stride, w, w_stride, y, out, n, width, BM: tl.constexpr, BK: tl.constexpr):
-    """out = z_y: cheaper to gather than to search in every tile."""
+    """out = z_y. Computing it separately is cheaper than searching every tile for the target."""
     rows = tl.program_id(0) * BM + tl.arange(0, BM)
     live = rows < n
     target = tl.load(y + rows, mask=live, other=0)
@@ -144,7 +144,7 @@ def statistics_kernel(
             left, right = tl.split(tl.permute(tl.reshape(e.to(store.dtype), (BM, 2, BN // 2)), (0, 2, 1)))
             store.store([row, column], left)
             store.store([row, column + BN // 2], right)
-        to = part + item.to(tl.int64) * n + rows  # every tile writes; the last one of the item stays
+        to = part + item.to(tl.int64) * n + rows  # every tile writes; the last tile of an item has its result
         stride = items.to(tl.int64) * n
         tl.store(to, m, mask=live)
         tl.store(to + stride, r, mask=live)
@@ -226,15 +226,15 @@ def gradient_kernel(
 # ── launches ────────────────────────────────────────────────────────────────────────────────────────────────
 STATISTICS: dict[str, Any] = {"BM": 128, "BN": 256, "BK": 64, "GROUP": 16, "num_warps": 8, "num_stages": 3}
 HOPPER_STAGES = 4
-"""Of the gradient's tiles. On Blackwell four take more shared memory than a program may have."""
+"""Pipeline stages of the gradient kernel. On Blackwell, four exceed the shared memory of a program."""
 WIDE_COPIES = 0
-"""`gradient_tile` allocates nothing beside its result."""
+"""`gradient_tile` allocates nothing besides its result."""
 
 
 def statistics(
     hidden: Tensor, head: Head, targets: Tensor, store: Tensor | None = None, sum_sq: bool = False
 ) -> Statistics:
-    """Statistics of every row; fills `store` (N, V), if given, with weights: ∂logp/∂(h Wᵀ) = −scale · store."""
+    """Compute the statistics of every row; fill `store` (N, V), if given, so that ∂logp/∂(h Wᵀ) = −scale · store."""
     if hidden.shape[0] == 0 or sum_sq or (store is not None and hidden.dtype == torch.float16):
         return chunked.statistics(hidden, head, targets, store, sum_sq)  # p_v / p_y does not fit float16
     (n, width), v, c, inverse_t = hidden.shape, head.weight.shape[0], STATISTICS, 1 / head.temperature
@@ -244,7 +244,7 @@ def statistics(
         BK=min(512, triton.next_power_of_2(width)), num_warps=4,
     )  # fmt: skip
     blocks = triton.cdiv(v, c["BN"])
-    tiles = next(k for k in (2, 3, 5, 1) if blocks % k == 0)  # of a work item
+    tiles = next(k for k in (2, 3, 5, 1) if blocks % k == 0)  # per work item
     part = torch.empty(3, blocks // tiles, n, dtype=torch.float32, device=hidden.device)
     x, programs = _tiles_of(hidden, c["BM"], c["BK"]), triton.cdiv(n, c["BM"]) * part.shape[1]
     statistics_kernel[(min(_multiprocessors(hidden.device), programs),)](

@@ -1,4 +1,4 @@
-"""Many small training runs at once, paired by problems and random numbers, to see whether a credit rule helps."""
+"""Train many small runs at once, paired by problems and random numbers, to see whether a credit rule helps."""
 
 from dew.engines.lab.study import study
 from dew.engines.lab.study_settings import LoraSettings, TinySettings

@@ -1,7 +1,7 @@
 """LoRA adapters of many replicas on the linear layers of one model: the base is shared, A and B have a replica axis R.
 
-Rows of a product are sorted by replica. Each gets the product with the base weight and that with its replica's adapter.
-Layers that read the same input are one product. On a GPU `lora_kernels` computes them.
+Input rows are sorted by replica. Each is multiplied by the shared base weight and by the adapter of its replica. Layers
+that read the same input are computed as one product, on a GPU by `lora_kernels`.
 """
 
 from collections.abc import Sequence
@@ -18,23 +18,23 @@ from dew.engines.lab.tasks import generator
 from dew.engines.lab.tiny import HAS_TRITON
 from dew.errors import ConfigError, Problem
 
-TILE, COLUMNS = 64, 64
-"""Rows of a tile, and of what the widths of joined layers are multiples; see `lora_kernels`."""
+TILE, WIDE = 64, 64
+"""Rows and columns per program of `lora_kernels`. Layers are only joined if their widths are multiples of WIDE."""
 
 
 class Rows:
-    """Which replica each row of a product belongs to. Rows are sorted by replica."""
+    """Which replica each input row belongs to. Rows are sorted by replica."""
 
     def __init__(self, replicas: int, device: torch.device | str) -> None:
         self.every = torch.arange(replicas, device=device)
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def arrange(self, owners: Tensor, tokens: int = 1) -> None:
-        """Neighbouring rows, `tokens` of each of the `owners`, in ascending order."""
+        """Set the rows from the `owners` (B,) of B sequences, in ascending order, with `tokens` rows each."""
         self.count((owners[:, None] == self.every).sum(0) * tokens, len(owners) * tokens)
 
     def count(self, counts: Tensor, total: int) -> None:
-        """(R,) rows of each replica. Tensors of the same total keep their addresses, which graphs refer to."""
+        """Set the number of rows of each replica, (R,). Tensors for the same total keep their addresses, for graphs."""
         ends = counts.cumsum(0)
         starts, tiles = F.pad(ends, (1, 0)), (counts + TILE - 1) // TILE
         last = tiles.cumsum(0)
@@ -47,7 +47,7 @@ class Rows:
             old.copy_(now)
 
     def __getitem__(self, total: int) -> tuple[Tensor, Tensor]:
-        """Replica, first row and end of each tile, and the first row of each replica with the end of the last."""
+        """(tiles, 3) replica, first row and end of each tile; (R + 1,) first row of each replica, and the end."""
         return self._kept[total]
 
 
@@ -55,9 +55,9 @@ class StackedLinear(nn.Module):
     """A frozen linear layer with an adapter for each replica: A (R, in, r) and B (R, out, r)."""
 
     joined: "Joined"
-    """The layers that are computed with it, in one product."""
+    """The layers that are computed in one product with this one."""
     number: int
-    """Its place among them."""
+    """The index of this layer among them."""
 
     def __init__(self, base: nn.Linear, a: Tensor, b: Tensor) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class StackedLinear(nn.Module):
 
 
 class Joined:
-    """Linear layers that read the same input."""
+    """Linear layers that read the same input and are computed as one product."""
 
     def __init__(self, layers: Sequence[StackedLinear], rows: Rows, scale: float) -> None:
         self.layers, self.rows, self.scale = layers, rows, scale
@@ -77,7 +77,7 @@ class Joined:
         self.bias = None if bases[0].bias is None else joined([x.bias for x in bases])
         self.a, self.b = ([getattr(x, side) for x in layers] for side in "ab")
         self.low = tuple(torch.cat(x, i).to(self.weight.dtype).detach() for x, i in ((self.a, 2), (self.b, 1)))
-        """What kernels read, in the dtype of the base."""
+        """All A and all B, concatenated and in the dtype of the base, for the kernels."""
         rank = self.a[0].shape[2]
         self.parts = [*self.low[0].split(rank, 2), *self.low[1].split([x.out_features for x in bases], 1)]
         for i, layer in enumerate(layers):
@@ -100,7 +100,7 @@ class Joined:
         return [(y + self.scale * _adapted(flat, a, b, starts)).view(*x.shape[:-1], -1) for y, a, b in parts]
 
     def fused(self, x: Tensor, gated: bool = False) -> Any:
-        """With kernels: the output of each layer; `gated`: silu of the first times the second."""
+        """The output of each layer, by the kernels; if `gated`, silu of the first times the second."""
         flat = x.reshape(-1, x.shape[-1]).contiguous()
         given = (self.low, self._layouts, self.rows[len(flat)], self.scale, gated, *self.a, *self.b)
         found = self._kernels.AdaptedLinear.apply(flat, self.weight, self.bias, *given)
@@ -115,7 +115,7 @@ def _adapted(x: Tensor, a: Tensor, b: Tensor, starts: Sequence[int]) -> Tensor:
 
 
 def stack_adapters(model: Any, rows: Rows, seeds: Sequence[int], settings: Any) -> dict[str, StackedLinear]:
-    """Replace the linear layers, those of an earlier stack too. Adapters start as in PEFT: A by seed, B at 0."""
+    """Replace the linear layers, or those of an earlier stack; return the new ones. As in PEFT, A is random, B is 0."""
     wanted, head = settings.target_modules.split(","), model.get_output_embeddings()
     linear = {
         name: module
@@ -144,13 +144,13 @@ def stack_adapters(model: Any, rows: Rows, seeds: Sequence[int], settings: Any) 
 
 
 def _same_input(layers: dict[str, StackedLinear]) -> list[list[str]]:
-    """Names of layers that read the same input: q, k and v of an attention, gate and up of a gated unit. All of a group
-    have a bias, or none."""
+    """Group the layers that read the same input: q, k and v of attention; gate and up of a gated MLP. Either all layers
+    of a group have a bias or none has."""
     groups: dict[tuple[str, str, bool], list[str]] = {}
     for name, layer in layers.items():
         owner, _, own = name.rpartition(".")
         kind = next((" ".join(x) for x in SAME_INPUT if own in x), own)
-        if layer.base.out_features % COLUMNS:
+        if layer.base.out_features % WIDE:
             kind = own
         groups.setdefault((owner, kind, layer.base.bias is None), []).append(name)
     return list(groups.values())
@@ -162,7 +162,7 @@ def _first_matrix(seed: int, name: str, layer: nn.Linear, rank: int) -> Tensor:
 
 
 def fuse(model: Any) -> list[Any]:
-    """Compute norms and gated units with one kernel each; return what an update replaces besides: rotary embeddings."""
+    """Compute norms and gated MLPs with one kernel each; return the rotary embeddings, to be replaced in updates."""
     if model.device.type != "cuda" or not HAS_TRITON:
         return []
     from dew.decoding.fused import fused_parts

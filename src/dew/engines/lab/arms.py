@@ -1,5 +1,5 @@
-"""The arms of a study, from text, `dapo`, `gtpo(alpha2=0.5)@3e-5`, `my_module:MyRule`, `rules.py:MyRule(keep=0.1)`, and
-the credit and loss of their runs, for all runs with the same algorithm in one call where that gives the same."""
+"""Parse the arms of a study (`dapo`, `gtpo(alpha2=0.5)@3e-5`, `my_module:MyRule`, `rules.py:MyRule(keep=0.1)`), and
+compute credit and loss of their runs: runs with the same algorithm share a call if that does not change the result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -25,19 +25,20 @@ class Arm:
     """An algorithm with its settings, at one learning rate."""
 
     label: str
-    """The rule and the settings that are not its defaults, always spelled the same."""
+    """The algorithm's name and its settings that differ from the defaults, in canonical form."""
     algorithm: Algorithm
     learning_rate: float
     source: str = ""
-    """Digest of the file of a user's rule: after a change its runs are new runs."""
+    """Digest of the file that defines a user's rule. If it changes, the runs are trained again."""
     control: str | None = None
-    """The label of the same arm without weights on tokens."""
+    """Label of the same arm without token weights."""
     placebo: str | None = None
-    """The label of the same arm with the weights of each answer permuted."""
+    """Label of the same arm with the token weights of each answer permuted."""
 
 
 def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, controls: bool = True) -> list[Arm]:
-    """Every arm at each of the learning rates, or at its own; each that weights tokens with its control and placebo."""
+    """Every arm at each learning rate, or at its own (`@RATE`). `controls` adds a control and a placebo to arms that
+    weight tokens."""
     arms: dict[tuple[str, float], Arm] = {}
     problems: list[Problem] = []
     for text in texts:
@@ -76,7 +77,7 @@ def _weights_tokens(algorithm: Algorithm) -> bool:
         rollouts = Rollouts(**{name: x[name].flatten(0, 1)[1:4] for name in ("mask", "reward", *algorithm.signals)})
         try:
             A = give_credit(algorithm, rollouts).advantages
-        except DewError:  # reported when it trains
+        except DewError:  # reported when the arm is trained
             return False
         highest = torch.where(rollouts.mask, A, -torch.inf).amax(-1)
         if (highest - torch.where(rollouts.mask, A, torch.inf).amin(-1) > 1e-6)[rollouts.live].any():
@@ -104,10 +105,10 @@ def _check(algorithm: Algorithm, rates: Sequence[float | str]) -> list[float]:
 
 # ── credit and loss ─────────────────────────────────────────────────────────────────────────────────────────
 class Team:
-    """Neighbouring replicas with the same algorithm, whose credit and loss are computed in one call where possible.
+    """Neighbouring replicas with the same algorithm, whose credit and loss are computed in one call if possible.
 
-    Credit: if, on random rollouts, a call with the groups of two runs gives what a call for each gives. Loss: if, on
-    the first batch, `vmap` gives the same. Else the algorithm is called for each replica.
+    Credit: if, on random rollouts, one call for the groups of two runs gives the same as a call for each. Loss: if
+    `vmap` gives the same on the first batch. Otherwise the algorithm is called once per replica.
     """
 
     def __init__(self, algorithm: Algorithm, rows: slice, group_size: int, tokens: int) -> None:
@@ -123,16 +124,16 @@ class Team:
         return all(torch.allclose(together[name], x, rtol=1e-4, atol=1e-5) for name, x in alone.items())
 
     def credit(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """(r, P) signal and (r, P, G, T) fields of `Credit`, 0 in groups without signal, which do not train.
+        """Signal (r, P), and (r, P, G, T) fields of `Credit`, which are 0 in groups without signal: they do not train.
 
-        `given` are the fields of `Rollouts` with a leading axis of r replicas.
+        `given`: the fields of `Rollouts` with a leading axis of r replicas.
         """
         given = {name: given[name] for name in ("mask", "reward", *self.algorithm.signals)}  # as in an engine
         runs, mask = given["mask"].shape[:2], given["mask"].flatten(0, 1)
         given = {name: x.flatten(0, 1) for name, x in given.items()}
         signal = self.algorithm.signal(Rollouts(**given))
         parts: list[Any] = [slice(None)]
-        if not self.stacked:  # as in an engine, which has only the groups with signal of one run
+        if not self.stacked:  # as in an engine, which passes only the groups with signal of one run
             every = torch.arange(len(mask), device=mask.device).view(runs)
             parts = [groups[keep] for groups, keep in zip(every, signal.view(runs), strict=True) if keep.any()]
         names = ["advantages", "flipped", *["penalty"] * self.algorithm.penalises]
@@ -148,7 +149,7 @@ class Team:
         return {name: x.unflatten(0, runs) for name, x in (found | {"signal": signal}).items()}
 
     def loss(self, logp: Tensor, given: dict[str, Tensor], advantages: Tensor, count: Tensor) -> Tensor:
-        """(r,) losses of (r, b, T) rows; `given` are the fields of `Part`."""
+        """(r,) losses of (r, b, T) rows. `given`: the fields of `Part`."""
 
         def one(logp: Tensor, advantages: Tensor, count: Tensor, given: dict[str, Tensor]) -> Tensor:
             found = self.algorithm.loss(logp, Part(**given), advantages, count=count)
@@ -165,14 +166,13 @@ class Team:
             try:
                 together = torch.func.vmap(one)(logp, advantages, count, given)
                 self.vectorised = torch.allclose(together, losses, rtol=1e-4, atol=1e-6)
-            except Exception:  # whatever a rule does that vmap cannot
+            except Exception:  # the rule does something that vmap does not support
                 self.vectorised = False
         return losses
 
 
 def teams(algorithms: Sequence[Algorithm], group_size: int, tokens: int) -> list[Team]:
-    """Of the algorithm of each run; the same ones must be neighbours. Engines fill in the generation budget; so does
-    the lab."""
+    """Team up runs with the same algorithm, which must be neighbours. Like an engine, fill in the generation budget."""
     found: list[Team] = []
     for algorithm, runs in groupby(algorithms):
         start = found[-1].rows.stop if found else 0
@@ -182,8 +182,8 @@ def teams(algorithms: Sequence[Algorithm], group_size: int, tokens: int) -> list
 
 
 def random_rollouts(G: int, T: int) -> list[dict[str, torch.Tensor]]:
-    """Of two replicas with four groups each, the first without signal; once with high and once with low entropy,
-    because some rules weight tokens only there."""
+    """Fields of `Rollouts` for two replicas with four groups each, the first of them without signal; once with high and
+    once with low entropy, because some rules weight tokens only at one of them."""
     random = generator("rollouts", 0)
     mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
     reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()

@@ -1,7 +1,7 @@
 """Triton kernels for many short sequences.
 
-PyTorch's attention is made for long sequences and its layer norm for wide rows; at the lab's sizes they take most of a
-generation (docs/log.md). Products of attention are as exact as float32, and every sum has a fixed order.
+PyTorch's attention is designed for long sequences and its layer norm for wide rows; at the lab's sizes they take most
+of a generation's time (docs/log.md). Matrix products in attention are as accurate as float32; sums have a fixed order.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -18,12 +18,12 @@ from dew.engines.lab.tasks import EOS, PAD
 EPSILON = tl.constexpr(1e-5)
 PRECISION = tl.constexpr("tf32x3")
 BLOCK, WARPS = 32, 2
-"""Positions and warps of a program of attention."""
+"""Positions per block and warps per program, in attention."""
 
 
 @triton.jit
 def _tile(base, at, length, stride, D: tl.constexpr):
-    """(positions, D) of one head, 0 beyond the end."""
+    """Load (positions, D) of one head, 0 beyond the end."""
     return tl.load(base + at[:, None] * stride + tl.arange(0, D)[None], mask=at[:, None] < length, other=0.0)
 
 
@@ -39,7 +39,7 @@ def _product(a, b):
 
 @triton.jit
 def _scores(query, key, at, to):
-    """Of queries at positions `at` to keys at `to`; none to later ones, hence none to those beyond the end."""
+    """Causal scores of queries at positions `at` for keys at `to`: -inf for later keys, also those past the end."""
     return tl.where(to[None] <= at[:, None], _product(query, tl.trans(key)), float("-inf"))
 
 
@@ -69,7 +69,7 @@ def _attention_kernel(qkv, out, lse, S, H, scale, D: tl.constexpr, BLOCK: tl.con
 
 @triton.jit
 def _slopes(q, out, grad, lse, at, key, value, to, S, stride, width, scale, D: tl.constexpr):
-    """Queries, gradients of the output, attention weights and the gradients of their scores, in one pair of blocks."""
+    """Queries, output gradients, attention weights and score gradients of one pair of blocks."""
     query, g = _tile(q, at, S, stride, D) * scale, _tile(grad, at, S, width, D)
     p = tl.exp(_scores(query, key, at, to) - tl.load(lse + at, mask=at < S, other=0.0)[:, None])
     inner = tl.sum(g * _tile(out, at, S, width, D), 1)
@@ -153,8 +153,8 @@ def _query_kernel(
 def query_attention(qkv: Tensor, keys: Tensor, values: Tensor, length: int, prompt: int, group: int) -> Tensor:
     """Attention of one query per row, (N, 1, 3, H, D), to the first `length` of its (N, H, S, D) keys: (N, 1, H, D).
 
-    Each `group` of neighbouring rows has the same `prompt` keys and values, and reads those of its first row: they stay
-    in the GPU's cache.
+    The first `prompt` keys and values are the same in each `group` of neighbouring rows. All rows read those of the
+    group's first row, which stay in the GPU's cache.
     """
     N, _, _, H, D = qkv.shape
     out, S = qkv.new_empty(N, 1, H, D), keys.shape[2]
@@ -218,7 +218,7 @@ def _draw_kernel(
 
 
 def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:
-    """Token t of each of (R, B, T) answers from (R, B, V) logits, by inverse transform, and its signals."""
+    """Sample token t of (R, B, T) answers and its signals, in place, from (R, B, V) logits, by inverse transform."""
     rows, V = tokens[..., 0].numel(), logits.shape[-1]
     grid, columns = (triton.cdiv(rows, 32),), triton.next_power_of_2(V)
     _draw_kernel[grid](

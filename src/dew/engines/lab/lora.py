@@ -1,7 +1,7 @@
 """Many LoRA runs of one language model at once: the base is shared and frozen, adapters have a replica axis R.
 
-The model's own code runs, with the linear layers of `adapters`. An update packs the rows of all replicas into one
-sequence without padding; sampling is that of `dew.decoding`.
+The model's own forward pass runs, with the linear layers of `adapters`. An update packs the rows of all replicas into
+one sequence without padding. `dew.decoding` samples.
 """
 
 import hashlib
@@ -31,15 +31,15 @@ from dew.kernels import Head, linear_logprob_entropy, plain_head
 from dew.run.config import find_model
 
 PACKED = "dew_packed"
-"""The name under which transformers finds `packed_attention`."""
-HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else it needs no word
+"""The name under which `packed_attention` is registered with transformers."""
+HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else always enabled
 BETAS = (0.9, 0.999)
 AT_ONCE = 1024
-"""Answers that are sampled at a time, if there are so many: a step of fewer rows hardly takes less time."""
+"""Minimum number of answers sampled at a time: a step with fewer rows hardly takes less time."""
 PASS_SHARE = 0.5
-"""Of a GPU's memory: the rest is for adapters and the cache."""
+"""Share of a GPU's memory for a pass of an update; the rest is for adapters and the KV cache."""
 PROMPT = 256
-"""Tokens of a prompt that the estimate of memory allows for."""
+"""Prompt length assumed in the memory estimate, in tokens."""
 
 
 def packed_attention(
@@ -82,12 +82,12 @@ class Base:
 
     @property
     def digest(self) -> str:
-        """Of some numbers of every parameter: runs are comparable if they started from the same model."""
+        """Hash of the first 64 values of every parameter: runs are comparable if they started from the same model."""
         some = [p.flatten()[:64].float().cpu().numpy().tobytes() for _, p in sorted(self.model.state_dict().items())]
         return hashlib.sha256(b"".join(some)).hexdigest()[:12]
 
     def memory(self, settings: LoraSettings) -> tuple[float, float]:
-        """Bytes that each run needs, for adapters and cache, and that all need together, for a pass of an update."""
+        """Bytes per run (adapters and KV cache), and bytes that all runs share (a pass of an update)."""
         config, size = self.model.config.get_text_config(), self.model.dtype.itemsize
         linear = [
             m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not self.model.get_output_embeddings()
@@ -100,7 +100,7 @@ class Base:
         return adapter * (18.0 + 4) + cache, self.pass_tokens(settings) * self._token_memory
 
     def pass_tokens(self, settings: LoraSettings) -> int:
-        """Tokens in one pass of an update: what they need is at most half of what a GPU has besides the model."""
+        """Tokens in one pass of an update, which may take PASS_SHARE of the GPU memory that the model leaves."""
         if self.model.device.type != "cuda":
             return settings.pass_tokens
         room = torch.cuda.get_device_properties(self.model.device).total_memory - self.model.get_memory_footprint()
@@ -108,14 +108,14 @@ class Base:
 
     @property
     def _token_memory(self) -> float:
-        """Bytes that an update keeps of each token of a pass."""
+        """Bytes of activations that an update keeps per token."""
         config = self.model.config.get_text_config()
         width = 8.0 * config.hidden_size + 4 * config.intermediate_size
         return width * config.num_hidden_layers * self.model.dtype.itemsize
 
 
 def load_base(name: str, device: str) -> Base:
-    """From a folder, the hub or the models that come with dew; in bfloat16 on a GPU, else in float32."""
+    """Load a model from a folder, the Hub or dew's bundled models; in bfloat16 on a GPU, else in float32."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
@@ -145,7 +145,7 @@ def as_base(name: str, model: Any, tokenizer: Any) -> Base:
 
 
 class LoraPolicies:
-    """R adapters on one model, with learning rates of their own; the same interface as `TinyPolicies`."""
+    """R adapters on one model, each with its own learning rate; the same interface as `TinyPolicies`."""
 
     noise = (2,)
     refills = True
@@ -155,8 +155,8 @@ class LoraPolicies:
         settings: LoraSettings, ended: Callable[[Sequence[int], Tensor], None] | None = None,
         sum_sq: bool = False,
     ) -> None:  # fmt: skip
-        """`prompts`: token ids of each problem; `ended` is told of problems and answers as these end; `sum_sq`: some
-        run reads Σπ²."""
+        """`prompts`: token ids of each problem. `ended(problems, tokens)` is called as answers end. `sum_sq`: also
+        compute Σπ², which some runs read."""
         self.ended = ended
         self.base, self.prompts, self.settings, device = base, prompts, settings, base.model.device
         self.rows, self.device = Rows(len(seeds), device), device
@@ -171,27 +171,27 @@ class LoraPolicies:
         self.decoder = Decoder(base.model, draw, ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)
 
     def sample(self, problems: Tensor, uniforms: Tensor) -> Answers:
-        """Answers to (R, P, 1) problems; (R, P·G, T, 2) uniform numbers decide their tokens."""
+        """Sample answers to (R, P, 1) problems; (R, P·G, T, 2) uniform numbers decide their tokens."""
         (R, P), (B, T) = problems.shape[:2], uniforms.shape[1:3]
         numbers = problems[..., 0].repeat_interleave(B // P, 1)
         asked = numbers.flatten().tolist()
         prompts, owners = [self.prompts[i] for i in asked], [i for i in range(R) for _ in range(B)]
         if self.decoder.affordable(max(map(len, prompts)), T) < R:
-            raise torch.OutOfMemoryError("The cache of one answer of each run does not fit.")
+            raise torch.OutOfMemoryError("The KV cache does not fit one answer per run.")
         rows = max(R * self.settings.answers, AT_ONCE)
 
-        def told(numbers: Sequence[int], tokens: Tensor) -> None:
+        def on_ended(numbers: Sequence[int], tokens: Tensor) -> None:
             if self.ended:
                 self.ended([asked[i] for i in numbers], tokens.cpu())
 
-        found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1), told=told)
+        found = self.decoder.rows(prompts, T, rows, owners=owners, uniforms=uniforms.flatten(0, 1), on_ended=on_ended)
         tokens, lengths, *signals = (x.unflatten(0, (R, B)) for x in found)
         mask = torch.arange(T, device=tokens.device) < lengths[..., None]
         logp, entropy, *squares = (torch.where(mask, x, 0) for x in signals)
         return Answers(torch.where(mask, tokens, -1), logp, entropy, mask, *squares)
 
     def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
-        """As many columns of rows in each as have `pass_tokens` tokens, and at least one."""
+        """Split the (R, b) rows of an optimizer step by columns, `pass_tokens` tokens or at least one column a pass."""
         numbers = problems[..., 0].tolist()
         prompts = torch.tensor([[len(self.prompts[i]) for i in row] for row in numbers], device=lengths.device)
         columns = torch.where(lengths > 0, prompts + lengths, 0).sum(0).tolist()
@@ -204,15 +204,15 @@ class LoraPolicies:
         return [*found, slice(first, len(columns))]
 
     def score(self, problems: Tensor, tokens: Tensor, mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
-        """(R, b, T) log π of the tokens where the mask is True, and their entropies, without gradient."""
+        """(R, b, T) log π of the tokens where the mask is True, else 0; and the entropies, without gradient."""
         (R, b, T), device = tokens.shape, self.device
-        numbers, lengths = torch.stack([problems[..., 0], mask.sum(-1)]).flatten(1).tolist()  # the only wait
+        numbers, lengths = torch.stack([problems[..., 0], mask.sum(-1)]).flatten(1).tolist()  # the only synchronisation
         texts = {i: self.prompts[i] for i in numbers}
         first = dict(zip(texts, accumulate(map(len, texts.values()), initial=0), strict=False))
         text = torch.tensor([token for ids in texts.values() for token in ids], device=device)
         sizes = [
             len(texts[i]) + n - 1 if n else 0 for i, n in zip(numbers, lengths, strict=True)
-        ]  # the last is not read
+        ]  # the last token is not an input
         total, longest = sum(sizes), max(sizes)
         rows = [(first[i], len(texts[i]), n, size) for i, n, size in zip(numbers, lengths, sizes, strict=True)]
         begin, prompt, answer, size = torch.tensor(rows, device=device).T
@@ -239,7 +239,7 @@ class LoraPolicies:
 
     @torch.no_grad()
     def score_start(self, problems: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-        """(R, b, T) log π₀ of the tokens: those of the model without adapters, which all runs start from."""
+        """(R, b, T) log π₀ of the tokens: π₀ is the model without adapters, from which all runs start."""
         with replaced([(some, "scale", 0.0) for some in self.joined]):
             return self.score(problems, tokens, mask)[0]
 
@@ -264,12 +264,12 @@ class LoraPolicies:
 
 @torch.no_grad()
 def _refresh(layers: Sequence[Joined]) -> None:
-    """Copy the adapters to what kernels read."""
+    """Copy the adapters to the concatenated tensors that the kernels read."""
     own = [x for some in layers for x in (*some.a, *some.b)]
     torch._foreach_copy_([x for some in layers for x in some.parts], own)
 
 
 def _runs(sizes: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Of `total` numbers in runs of these sizes: in which run each is, and where in it."""
+    """For `total` elements in consecutive runs of these sizes: the run of each element, and its index in the run."""
     run = torch.repeat_interleave(sizes, output_size=total)
     return run, torch.arange(total, device=sizes.device) - (sizes.cumsum(0) - sizes)[run]

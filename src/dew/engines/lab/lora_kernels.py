@@ -1,14 +1,14 @@
-"""Triton kernels for adapters of many replicas on one base model: rows are sorted by replica and not padded.
+"""Triton kernels for LoRA adapters of many replicas on one base model. Rows are sorted by replica and not padded.
 
-Linear layers that read the same input (q, k, v; gate and up) are one product. With U wide rows (N, W), h narrow rows,
-and M a matrix (R, W, r) of each replica, whose W columns belong to one or several layers:
+Linear layers that read the same input (q, k, v; gate and up) are computed as one product. U has wide rows (N, W), h has
+narrow rows, and M (R, W, r) has a matrix per replica, whose W columns belong to one or several layers:
 
-    shrink   h = U M              every row with the matrix of its replica; each layer's columns on their own
+    shrink   h = U M              each row with the matrix of its replica, separately for each layer's columns
     expand   U += h Mᵀ            in place, so that the base product is read and written once
     outer    (R, W, r) = Uᵀ h     summed over the rows of each replica, in a fixed order
 
-Forward and backward of a LoRA layer are these three. A gated unit adds its adapters while it multiplies gate and up.
-`Rotary` is what is left of a layer.
+Forward and backward of a LoRA layer consist of these three. The kernel of a gated MLP adds the adapters of gate and up
+while it multiplies them. `Rotary` applies rotary embeddings to packed sequences.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -23,11 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dew.decoding.fused import rotary as rotate
-
-TILE = 64
-"""Rows of a program."""
-WIDE = 64
-"""Columns of a program: layers whose widths are no multiples of it are not joined."""
+from dew.engines.lab.adapters import TILE, WIDE
 
 
 @triton.jit
@@ -42,7 +38,7 @@ def _shrink_kernel(
         own, matrix = u + rows.to(tl.int64)[:, None] * width, m + replica.to(tl.int64) * width * r
         found = tl.zeros([TILE, RANK], tl.float32)
         begin, last = 0, width
-        if PARTS > 1:  # told apart, because loads are wide only where addresses are known to be multiples
+        if PARTS > 1:  # a separate case: loads are vectorised only if addresses are known to be multiples
             begin = tl.multiple_of(tl.load(cuts + part), 64)
             last = tl.multiple_of(tl.load(cuts + part + 1), 64)
         for start in range(begin, last, WIDE):
@@ -87,7 +83,7 @@ def _outer_kernel(
     u, h, out, starts, cuts, part_of, parts, width, h_width, r, pieces,
     TILE: tl.constexpr, WIDE: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """Sums of the layers one after the other, (R, columns, r) each; h of one layer may have several pieces of r."""
+    """Write the sums of each layer in turn, (R, columns, r). A single layer's h may have several pieces of width r."""
     replica, block, j = tl.program_id(0), tl.program_id(1), tl.arange(0, RANK)
     i, part, replicas = block * WIDE + tl.arange(0, WIDE), tl.load(part_of + block), tl.num_programs(0)
     first, end = tl.load(starts + replica), tl.load(starts + replica + 1)
@@ -112,7 +108,7 @@ def _gated_kernel(
     y, h, m, out, grad, tiles, half, r, BACKWARD: tl.constexpr, TILE: tl.constexpr, WIDE: tl.constexpr,
     RANK: tl.constexpr,
 ):  # fmt: skip
-    """silu(gate) · up of products that lack their adapters; BACKWARD: the gradient of both, side by side, to `out`."""
+    """silu(gate) · up, from products without their adapters. BACKWARD: write the gradients of both to `out`."""
     at = tiles + tl.program_id(0) * 3
     replica, first, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
     if first < end:
@@ -136,7 +132,7 @@ def _rank(r: int) -> int:
 
 @dataclass
 class Layout:
-    """Of layers that are one product: the first column of each and the end, and r."""
+    """Column widths of layers that are computed as one product, and the rank r; launches the kernels."""
 
     sizes: list[int]
     r: int
@@ -163,8 +159,8 @@ class Layout:
         _expand_kernel[grid](u, h, m, tiles, self.part_of, self.parts, self.width, r, TILE, self.wide, _rank(r))
 
     def outer(self, u: Tensor, h: Tensor, starts: Tensor, pieces: int = 1) -> list[Tensor]:
-        """(R, columns, r / pieces) sums over the rows of each replica, in float32, of each layer or, if a single one
-        has several pieces of h, of each piece. `starts`: the first row of each replica, and the end."""
+        """(R, columns, r / pieces) float32 sums over the rows of each replica: one tensor per layer or, for a single
+        layer with several pieces of h, per piece. `starts` (R + 1,): the first row of each replica, and the end."""
         replicas, r = len(starts) - 1, self.r // pieces
         out, grid = torch.empty(replicas * self.width * self.r, device=u.device), (replicas, len(self.part_of))
         _outer_kernel[grid](
@@ -177,7 +173,7 @@ class Layout:
         ]
 
     def gated(self, y: Tensor, h: Tensor, m: Tensor, tiles: Tensor, gradient: Tensor | None = None) -> Tensor:
-        """silu(gate) · up of (N, 2 F) products without adapters; with a gradient, that of the products."""
+        """silu(gate) · up, (N, F), from (N, 2 F) products without adapters; given a gradient, that of the products."""
         half = self.width // 2
         out = torch.empty_like(y) if gradient is not None else y.new_empty(len(y), half)
         grid = (len(tiles), half // WIDE)
@@ -188,15 +184,15 @@ class Layout:
 
 
 class AdaptedLinear(torch.autograd.Function):
-    """x Wᵀ + b + scale · x A Bᵀ of layers that read the same x, with A (R, in, r) and B (R, out, r) of each row's
-    replica; W and b are frozen. `gated`: silu of the first times the second."""
+    """x Wᵀ + b + scale · x A Bᵀ for layers that read the same x, with A (R, in, r) and B (R, out, r) of the row's
+    replica. W and b are frozen. If `gated`, the result is silu of the first layer times the second."""
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, low: tuple[Tensor, Tensor],
         layouts: tuple[Layout, Layout], rows: tuple[Tensor, Tensor], scale: float, gated: bool, *_: Tensor,
     ) -> Any:  # fmt: skip
-        """`low` are all A and all B side by side, in the dtype of x; their gradients go to the tensors at the end."""
+        """`low`: all A and all B, concatenated, in the dtype of x. Their gradients go to the last arguments."""
         (a, b), (tiles, starts), (inner, outer) = low, rows, layouts
         y, h = torch.nn.functional.linear(x, weight, bias), inner.shrink(x, a, tiles, scale)
         ctx.save_for_backward(x, h, weight, a, b, tiles, starts, *[y] * gated)
@@ -235,6 +231,6 @@ class Rotary(torch.autograd.Function):
 
 
 def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions are rows: (1, heads, N, D) -> (N, heads, 1, D) and back."""
+    """Rotate with positions as rows: (1, heads, N, D) -> (N, heads, 1, D), and back."""
     q, k = rotate(q.transpose(0, 2), k.transpose(0, 2), cos.transpose(0, 1), sin.transpose(0, 1))
     return q.transpose(0, 2), k.transpose(0, 2)

@@ -1,8 +1,8 @@
 """Train a stack of runs: sample, judge, give credit, update, record, evaluate. Credit and loss are the algorithm's own.
 
-Runs with the same seed get the same problems and the same random numbers, whatever their arm. A run's numbers do not
-depend on the runs stacked with it, except for rounding: a batched product may add up in another order when the number
-of replicas, or of rows that train, is another.
+Runs with the same seed get the same problems and the same random numbers, whatever their arm. A run's results do not
+depend on the other runs of its stack, except for rounding: the order of summation in a batched product may change with
+the number of replicas or of rows that train.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dew.engines.lab.text import TextTask
 
 RECORDED = 2
-"""Groups in a record."""
+"""Groups per record."""
 CORRECT = 0.5
 """An answer with a larger reward counts as correct in metrics and evaluations."""
 
@@ -42,7 +42,7 @@ class Replica:
 
 
 class Stack:
-    """Replicas of one task that train together. Tokens are recorded of those whose seed is in `recorded`."""
+    """Replicas of one task that train together. Replicas whose seed is in `recorded` also keep records of tokens."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class Stack:
         self.seed_of = torch.tensor([self.seeds.index(x.seed) for x in replicas], device=device)
         self.held_out = task.held_out(settings.eval_problems, device)
         self.history: list[dict[str, Tensor]] = []
-        """(R,) metrics of each generation, by the names of docs/metrics.md."""
+        """(R,) metrics of each generation, with the names of docs/metrics.md."""
         self.solved: list[Tensor] = []
-        """(R, N) how many of the answers to each held-out problem were correct, at each evaluation."""
+        """(R, N) number of correct answers to each held-out problem, at each evaluation."""
         self.records: list[list[GroupRecord]] = [[] for _ in replicas]
 
     def generation(self, number: int) -> None:
-        """Sample, judge, give credit, update and record; `number` counts from 0."""
+        """Run one generation: sample, judge, give credit, update and record. `number` counts from 0."""
         s = self.settings
         problems, answers, rows = self.sample(number)
         mask, correct = answers.mask, rows["reward"] > CORRECT
@@ -92,7 +92,7 @@ class Stack:
             self._record(number + 1, problems, rows, credits)
 
     def sample(self, number: int) -> tuple[Problems, Answers, dict[str, Tensor]]:
-        """Problems, answers, and the fields of `Rollouts`, with axes (R, P, G[, T])."""
+        """Sample a generation: problems, answers, and the fields of `Rollouts` with axes (R, P, G[, T])."""
         P, G = self.settings.prompts, self.settings.group_size
         random = [generator(seed, "problems", number) for seed in self.seeds]
         problems = self.task.problems(P, *random, device=self.device)[self.seed_of]
@@ -103,11 +103,11 @@ class Stack:
     def _update(
         self, problems: Problems, answers: Answers, credits: Sequence[dict[str, Tensor]], live: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The optimizer steps of a generation; (R,) mean gradient norms, and how far the log-probabilities of sampling
-        are from those of the first step. `credits` are those of each team."""
+        """Take the optimizer steps of a generation. Return (R,) mean gradient norms, and (R,) mean differences between
+        the log-probabilities of sampling and of the first step. `credits` has an entry per team."""
         steps, G = self.settings.optimizer_steps, self.settings.group_size
         trains = live.any(-1)
-        order = (noise + ~trains).argsort(1)  # rows that train come first, and are dealt out to the steps in turn
+        order = (noise + ~trains).argsort(1)  # rows that train come first; step i takes every steps-th of them
         tokens = _take(live.sum(-1), order)
         most, longest = int(trains.sum(1).max()), int(live.sum(-1).max())
         divisors = self._divisors(tokens) / steps  # as in TRL: a token has the same weight in every step
@@ -150,13 +150,13 @@ class Stack:
         return total / mask.sum((1, 2))
 
     def _divisors(self, tokens: Tensor) -> Tensor:
-        """(R,) what the loss of a generation is divided by, from its (R, B) live tokens."""
+        """(R,) divisors of the loss of a generation, from the (R, B) numbers of live tokens."""
         sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
         by_run = [team.algorithm.divisor(*size) for team in self.teams for size in sizes[team.rows]]
         return torch.tensor(by_run, device=tokens.device).clamp_min(1)
 
     def evaluate(self, number: int) -> None:
-        """pass@1 and pass@k on the held-out problems, added to the metrics of the last generation."""
+        """Add pass@1 and pass@k on the held-out problems to the metrics of the last generation."""
         k = self.settings.eval_k
         rows = self.settings.eval_problems * k if self.policies.refills else self.settings.answers
         solved = solve(self.task, self.policies.sample, self.held_out, k, rows, partial(self._noise, number))
@@ -165,7 +165,7 @@ class Stack:
         self.solved.append(solved.sum(2))
 
     def metrics(self) -> list[list[Json]]:
-        """The lines of metrics.jsonl of each replica; the step is the generation."""
+        """The lines of each replica's metrics.jsonl; a step is a generation."""
         lines = [{name: x.tolist() for name, x in metrics.items()} for metrics in self.history]
         return [
             [{"step": step} | {name: round(x[i], 6) for name, x in line.items()} for step, line in enumerate(lines, 1)]
@@ -173,7 +173,7 @@ class Stack:
         ]
 
     def state(self) -> dict[str, Any]:
-        """What a stack that was interrupted needs to continue."""
+        """The state from which an interrupted stack can resume."""
         kept = {"history": self.history, "solved": self.solved, "records": [list(x) for x in self.records]}
         return {"policies": {"adam": self.policies.adam.state()}, **kept}
 
@@ -182,18 +182,18 @@ class Stack:
         self.history, self.solved, self.records = state["history"], state["solved"], state["records"]
 
     def _uniforms(self, purpose: str, number: int, *shape: int) -> Tensor:
-        """(R, *shape) uniform numbers: those of the replica's seed."""
+        """(R, *shape) uniform numbers, determined by each replica's seed."""
         keys = [(seed, purpose, number) for seed in self.seeds]
         return uniforms(keys, *shape, device=self.device)[self.seed_of]
 
     def _noise(self, number: int, purpose: str, rows: int) -> Tensor:
-        """The uniform numbers that decide the tokens of so many answers of each replica."""
+        """The uniform numbers that decide the tokens of `rows` answers per replica."""
         return self._uniforms(purpose, number, rows, self.task.tokens, *self.policies.noise)
 
     def _record(
         self, step: int, problems: Problems, rows: dict[str, Tensor], credits: Sequence[dict[str, Tensor]]
     ) -> None:
-        """Keep the tokens of some groups. `rows` have axes (R, P, G[, T])."""
+        """Record the tokens of some groups. `rows` have axes (R, P, G[, T])."""
         for team, credit in zip(self.teams, credits, strict=True):
             for i in range(team.rows.start, team.rows.stop):
                 if self.replicas[i].seed in self.recorded:
@@ -203,14 +203,14 @@ class Stack:
 
 
 def _take(x: Tensor, rows: Tensor) -> Tensor:
-    """(R, B, ...) -> (R, b, ...): the rows of each replica."""
+    """(R, B, ...) -> (R, b, ...): select the rows (R, b) of each replica."""
     return x.gather(1, rows.view(*rows.shape, *[1] * (x.ndim - 2)).expand(*rows.shape, *x.shape[2:]))
 
 
 def group_records(
     task: "GeneratedTask | TextTask", step: int, algorithm: Algorithm, problems: Problems, rows: dict[str, Tensor]
 ) -> list[GroupRecord]:
-    """Of some groups of a generation, those with signal first. `rows` have axes (P, G[, T])."""
+    """Records of RECORDED groups of a generation, those with signal first. `rows` have axes (P, G[, T])."""
     signal, given = rows["signal"], {name: rows[name] for name in ("mask", "reward", *algorithm.signals)}
     rollouts, shaped = Rollouts(**given), torch.zeros_like(rows["advantages"])
     if signal.any():  # the others do not train
@@ -240,14 +240,14 @@ def group_records(
     return found
 
 
-# ── scores: answers to held-out problems, and means over metrics ────────────────────────────────────────────
+# ── scores: correct answers to held-out problems, and means of metrics ──────────────────────────────────────
 def solve(
     task: "GeneratedTask | TextTask", sample: Callable[[Tensor, Tensor], Answers], problems: Problems, k: int,
     rows: int, noise: Callable[[str, int], Tensor],
 ) -> Tensor:  # fmt: skip
-    """(R, N, k) whether k answers to each of N problems are correct, about `rows` answers of a replica at once.
+    """(R, N, k) whether each of k answers to N problems is correct. About `rows` answers per replica at once.
 
-    `noise`: a purpose and a number of answers -> the uniform numbers that decide their tokens.
+    `noise`: maps a purpose and a number of answers to the uniform numbers that decide their tokens.
     """
     found = []
     each = max(1, rows // k)
@@ -260,7 +260,7 @@ def solve(
 
 
 def scores_of(metrics: Sequence[Json], averaged: bool = False) -> dict[str, float]:
-    """The scores of a run; docs/lab.md defines them. `averaged`: over all evaluations, else of the last."""
+    """The scores of a run, as defined in docs/lab.md. `averaged`: pass@k over all evaluations instead of the last."""
     last = metrics[-max(1, len(metrics) // 6) :]
 
     def mean(lines: Sequence[Json], name: str) -> float:

@@ -1,9 +1,9 @@
-"""A study: arms × learning rates × seeds × tasks, trained in stacks that fit the device.
+"""Train a study: arms × learning rates × seeds × tasks, in stacks that fit the device.
 
-Its folder is a grid of run folders (`dew.compare.grid`), STUDY/TASK/ARM-lrRATE-seedN/, each with run.json,
-metrics.jsonl, scores.json, the adapter of a language model and, for the first seed, the tokens of some groups. They are
-written when a stack ends, run.json last: a run that has one is finished. The same settings, other arms, tasks, rates or
-seeds: runs are added. A stack that was interrupted continues from STUDY/.stack.pt.
+The study's folder is a grid of run folders (`dew.compare.grid`), STUDY/TASK/ARM-lrRATE-seedN/. Each has run.json,
+metrics.jsonl, scores.json, for a language model the adapter, and for the first seed the tokens of some groups. They are
+written when a stack ends, run.json last, so a run with a run.json is finished. Calls with the same settings and other
+arms, tasks, rates or seeds add runs. An interrupted stack resumes from STUDY/.stack.pt.
 """
 
 import math
@@ -41,24 +41,24 @@ from dew.run.records import AnswerRecord, GroupRecord, Json
 MEMORY_SHARE = 0.8
 """Share of the free memory that a stack may take."""
 CHECKPOINT_SECONDS = 30.0
-"""At least, between checkpoints of a stack."""
+"""Minimum seconds between checkpoints of a stack."""
 CHECKPOINT_SHARE = 0.02
-"""Share of the time that writing them may take: those of a large stack are gigabytes."""
+"""Maximum share of the time spent on writing checkpoints: that of a large stack takes gigabytes."""
 CHECKPOINT = ".stack.pt"
 PARTS = 10
-"""Lines on the progress of a stack."""
+"""Progress lines per stack."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the runs of a task start from."""
+    """The initial policies of the runs of a task, and what a stack of them needs."""
 
     policies: Callable[[Sequence[Replica]], Any]
     task: Any
     facts: Json
-    """Written to run.json; `digest` tells whether runs started from the same policy."""
+    """Written to run.json. Runs with the same `digest` started from the same policy."""
     each: float
     """Bytes that one run needs at its peak."""
     shared: float = 0.0
@@ -85,15 +85,15 @@ def study(
 ) -> list[Result]:
     """Train every arm at every learning rate with every seed on every task; the first arm is the baseline.
 
-    An arm is written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
-    are kept in the folder `output`, so the same call resumes a study that was interrupted. `controls` adds to each arm
-    that weights tokens the same rule without the weights, and with the weights of each answer permuted.
-    `differences` compares the arms of the result. After about `limit_seconds` training stops; what is not finished by
-    then is left to the next call. `runs_at_once`: the most runs in a stack, else as many as fit into memory.
-    `device`: a GPU if there is one.
+    Arms are written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs
+    are kept in the folder `output`, so the same call resumes an interrupted study. `controls` adds two arms for each
+    arm that weights tokens: the same rule without weights, and with the weights of each answer permuted. Use
+    `differences` to compare the arms of the result. Training stops after about `limit_seconds`; call again to finish
+    the rest. `runs_at_once`: maximum runs in a stack (default: as many as fit into memory). `device`: e.g. "cuda:1"
+    (default: a GPU if there is one).
 
-    With a `model`, a folder or a name on the hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
-    `tasks`, `task_settings` and `reward` are those of `dew train`. Without, they train small policies.
+    With a `model`, a folder or a name on the Hub, runs train LoRA adapters on it, `settings` are `LoraSettings`, and
+    `tasks`, `task_settings` and `reward` are those of `dew train`. Without a model, runs train small policies.
     """
     until = time.perf_counter() + limit_seconds
     chosen = parse_arms(arms, learning_rates, controls=controls)
@@ -104,7 +104,7 @@ def study(
     about = asdict(settings)
     if model is None:
         for name in tasks:
-            get_task(name)  # an unknown one is an error
+            get_task(name)  # raises if it is unknown
         begin = partial(_small_policies, settings, device, say)
     else:
         from dew.engines.lab.lora import load_base
@@ -117,7 +117,7 @@ def study(
     gpu = torch.cuda.device(device if device.startswith("cuda") else -1)  # Triton uses the current one
     with lock(folder), numerics(), gpu:
         todo = open_grid(folder, list(cells), about, finished=lambda run: run.run().get("status") == "done", say=say)
-        load_study(folder)  # a damaged run is an error now, not after training
+        load_study(folder)  # report a damaged run now, not after training
         if not todo:
             say(f"All {len(cells)} runs are finished.")
         for name, of_task in groupby(todo, key=lambda cell: cell.task):
@@ -161,7 +161,7 @@ def _cell(task: str, replica: Replica) -> Cell:
 
 
 def _check_start(runs: Path, digest: str) -> None:
-    """The runs of a task must have started from the same policy."""
+    """Raise if finished runs of the task started from another policy."""
     for home in run_folders(runs):
         if (old := RunFolder(home).run()["warm_start"]["digest"]) != digest:
             what = f"{home}: started from policy {old}, new runs would start from {digest}."
@@ -175,7 +175,7 @@ def write_run(
 ) -> None:  # fmt: skip
     """Write a finished run into its folder, run.json last. `facts` include the settings of the study.
 
-    `solved`: correct answers to each held-out problem, at each evaluation.
+    `solved`: number of correct answers to each held-out problem, at each evaluation.
     """
     run, settings = RunFolder(study / cell.home), facts["settings"]
     run.write_metrics(metrics)
@@ -193,27 +193,27 @@ class _Training:
     settings: Settings
     device: str
     recorded: set[int]
-    """Seeds whose tokens are kept."""
+    """Seeds whose runs keep records of tokens."""
     about: Json
     say: Say
     until: float
-    """When training stops, in seconds of the clock."""
+    """When to stop training, on the clock of `time.perf_counter`."""
     most: int | None
-    """Runs in a stack."""
+    """Maximum runs in a stack."""
 
     def run(self, task: str, start: Start, todo: list[Replica]) -> None:
-        """Train the runs in as few stacks as fit the device, seed by seed; a stack that does not fit is split."""
+        """Train the runs seed by seed, in as few stacks as memory allows; a stack that runs out of memory is split."""
         _check_start(self.folder / task, start.facts["digest"])
         room = max(1, int((MEMORY_SHARE * _free(self.device) - start.shared) / start.each))
         size = math.ceil(len(todo) / math.ceil(len(todo) / min(room, self.most or len(todo))))
         memory = (start.shared + size * start.each) / 1e9
         runs = f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB"
         self.say(f"{runs}. Ctrl-C stops; the same command resumes.")
-        seconds = 0.0  # of a run; not known yet
+        seconds = 0.0  # per run; not known yet
         while todo and time.perf_counter() + seconds * min(size, len(todo)) < self.until:
             before = _checkpoint(self.folder, task, todo)
             replicas = before["replicas"] if before else todo[:size]
-            replicas = sorted(replicas, key=lambda x: (x.arm.label, x.arm.source))  # the same algorithm side by side
+            replicas = sorted(replicas, key=lambda x: (x.arm.label, x.arm.source))  # equal algorithms are neighbours
             began = time.perf_counter()
             try:
                 stack = Stack(start.task, start.policies(replicas), replicas, self.settings, self.device, self.recorded)
@@ -234,9 +234,9 @@ class _Training:
                 self.say(f"Not enough memory for {len(replicas)} runs at a time; continuing with {size}.")
 
     def train(self, stack: Stack, task: str, waiting: int, before: Json | None) -> bool:
-        """Train a stack; `waiting` runs are trained after it. `before`: where an interrupted one stopped.
+        """Train a stack, from the checkpoint `before` if given. `waiting`: the number of runs to train after it.
 
-        False if its end was not reached in time: a checkpoint is kept.
+        Return False if time ran out before the end; a checkpoint is kept.
         """
         began, runs, generations = time.perf_counter(), len(stack.replicas), stack.settings.generations
         if before:
@@ -251,7 +251,7 @@ class _Training:
                 each = (time.perf_counter() - began) / (number - first + 1)
                 left = each * ((1 + waiting / runs) * generations - number) / 60
                 line = f"{stack.task.name}: generation {number} of {generations}, accuracy {accuracy:.3f}; "
-                self.say(f"{line}{f'{waiting} runs wait; ' * (waiting > 0)}{left:.1f} min left")
+                self.say(f"{line}{f'{waiting} more runs to train; ' * (waiting > 0)}{left:.1f} min left")
             now = time.perf_counter()
             if number < generations and (now > self.until or now - saved > pause):
                 _save(self.folder, task, stack)
@@ -279,14 +279,14 @@ class _Training:
             write_run(self.folder, cell, facts | own, metrics[i], stack.records[i], solved=solved)
 
         metrics = stack.metrics()
-        with ThreadPoolExecutor(8) as pool:  # waiting for the disk, run by run, takes seconds
+        with ThreadPoolExecutor(8) as pool:  # one run after the other would wait seconds for the disk
             list(pool.map(write, range(len(stack.replicas))))
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
         runs = zip(stack.replicas, metrics, strict=True)
         skipped = Counter(x.arm.label for x, lines in runs for line in lines if not math.isfinite(line["grad_norm"]))
         for arm, n in skipped.items():
             where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
-            self.say(f"{arm}: updates were skipped in {n} generations, where the gradient was NaN or infinite. {where}")
+            self.say(f"{arm}: updates were skipped in {n} generations: the gradient was NaN or infinite. {where}")
 
 
 def _save(folder: Path, task: str, stack: Stack) -> None:
@@ -297,14 +297,14 @@ def _save(folder: Path, task: str, stack: Stack) -> None:
 
 
 def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None:
-    """The state of a stack that was interrupted, if all its runs are still to be trained."""
+    """The checkpoint of an interrupted stack, if all of its runs are in `todo`."""
     path, by_home = folder / CHECKPOINT, {str(_cell(task, x).home): x for x in todo}
     if not path.exists():
         return None
     try:
         with torch.serialization.safe_globals([GroupRecord, AnswerRecord]):
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception:  # whatever is wrong with the file: the stack is trained from its start
+    except Exception:  # the file is damaged: train the stack from the start
         return None
     if not set(found["homes"]) <= by_home.keys():
         return None
@@ -312,7 +312,7 @@ def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None
 
 
 def memory(task: GeneratedTask, settings: TinySettings) -> float:
-    """Bytes that one run needs at its peak: weights with Adam's state, and the larger of sampling and updating."""
+    """Peak bytes of one run: weights with Adam's state, plus the larger of sampling and updating."""
     D, layers, S = settings.width, settings.depth, task.prompt_length + task.tokens
     weights = 12 * D * D * layers + (2 * VOCABULARY + S) * D
     cache = settings.answers * (2 * S * D * layers + 6 * task.tokens)

@@ -1,4 +1,4 @@
-"""What all runs of a study share."""
+"""The settings of a study, shared by all of its runs."""
 
 import math
 from dataclasses import dataclass, fields
@@ -12,7 +12,7 @@ HEAD = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What all runs of a study share."""
+    """Settings shared by all runs of a study."""
 
     group_size: int = 16
     """Answers per problem (G)."""
@@ -35,7 +35,7 @@ class Settings:
             if f.type is not str and getattr(self, f.name) < least.get(f.name, 1)
         ]
         if not wrong and self.optimizer_steps > self.answers:
-            wrong.append(f"optimizer_steps={self.optimizer_steps}: there are only {self.answers} answers a generation.")
+            wrong.append(f"optimizer_steps={self.optimizer_steps}: a generation has only {self.answers} answers.")
         if wrong:
             raise ConfigError(wrong)
 
@@ -56,13 +56,13 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class TinySettings(Settings):
-    """What all runs of a study on small policies share."""
+    """Settings of a study on small policies."""
 
     width: int = 128
     depth: int = 3
     """Layers of the policy."""
     start: int = 0
-    """Which warm start: other initial weights and another order of demonstrations."""
+    """Number of the warm start: each has different initial weights and another order of demonstrations."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,7 +72,7 @@ class TinySettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class LoraSettings(Settings):
-    """What all runs of a study on a language model share."""
+    """Settings of a study on a language model."""
 
     group_size: int = 8
     prompts: int = 16
@@ -85,9 +85,9 @@ class LoraSettings(Settings):
     alpha: float = 32.0
     """Adapters are scaled by alpha / rank."""
     target_modules: str = "all"
-    """Names of the linear layers with adapters, e.g. "q_proj,v_proj"; "all" but the head."""
+    """Names of the linear layers that get adapters, e.g. "q_proj,v_proj"; "all": every one except the head."""
     pass_tokens: int = 49_152
-    """Tokens in one pass of an update, at most: fewer if a GPU has less memory."""
+    """Maximum tokens in one pass of an update; fewer on a GPU with little memory."""
 
     @property
     def spacing(self) -> float:

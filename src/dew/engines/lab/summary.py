@@ -1,4 +1,4 @@
-"""What a study says: the differences between its arms, paired by seed, at the learning rates they were trained with."""
+"""Summarise a study: the differences between its arms, paired by seed, at each learning rate."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,13 +18,13 @@ COMPARE = {
     "control": "Against the same rule without weights:\n\n",
     "placebo": "Against the same weights on permuted tokens:\n\n",
 }
-"""What arms are compared with, and the heading of its table."""
+"""What arms are compared with, and the heading of that table."""
 OTHERS = ("entropy", "length", "flipped")
-"""Scores that are shown without differences."""
+"""Scores for which only means are shown, not differences."""
 
 
 def load_study(*folders: Path | str) -> list[Result]:
-    """The finished runs of a study, the baseline's first; several studies with the same settings as one."""
+    """Load the finished runs of a study, the baseline's first. Several studies with the same settings are merged."""
     grids = {folder: read_grid(folder) for folder in map(Path, folders)}
     if missing := [folder for folder, grid in grids.items() if not grid]:
         raise ConfigError(Problem(f"{missing[0]}: holds no study.", remedy="Give a folder that `dew lab` wrote."))
@@ -37,7 +37,7 @@ def load_study(*folders: Path | str) -> list[Result]:
     for result in found.values():
         facts = RunFolder(str(result.folder)).run().get("warm_start")
         if result.arm not in arms or not isinstance(facts, dict):
-            what = f"{result.folder}: no arm of this study, {result.arm!r:.60}, or no warm start in its run.json."
+            what = f"{result.folder}: {result.arm!r:.60} is no arm of this study, or run.json has no warm start."
             raise RecordError(Problem(what, remedy="Copy it again, or delete the run."))
         start = str(facts.get("digest"))
         if starts.setdefault(result.task, start) != start:
@@ -47,7 +47,7 @@ def load_study(*folders: Path | str) -> list[Result]:
 
 
 def by_point(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
-    """The runs of each arm of a task; an arm at several learning rates counts as several: `gtpo @ 3e-05`."""
+    """The runs of a task by arm or, if it has several learning rates, by arm and rate: `gtpo @ 3e-05`."""
     chosen = [r for r in results if r.task == task]
     several = len({r.learning_rate for r in chosen}) > 1
     found: dict[str, list[Result]] = {}
@@ -58,10 +58,10 @@ def by_point(results: Sequence[Result], task: str) -> dict[str, list[Result]]:
 
 
 def pairs(results: Sequence[Result], task: str, compare: str) -> list[tuple[str, str]]:
-    """What is compared with what, as keys of `by_point`; the first arm of all results is the baseline.
+    """Pairs to compare, as keys of `by_point`. The arm of the first result is the baseline.
 
     baseline   every arm with the baseline at the same learning rate, or at the baseline's best if it has no such runs
-    best       every arm at its best learning rate, the one with the largest mean area, with the baseline at its best
+    best       every arm at its best learning rate (largest mean area) with the baseline at its best
     control    every arm that weights tokens with the same rule without weights, at the same learning rate
     placebo    every arm that weights tokens with the same weights on permuted tokens, at the same learning rate
     """
@@ -89,7 +89,7 @@ def pairs(results: Sequence[Result], task: str, compare: str) -> list[tuple[str,
 def differences(
     results: Sequence[Result], task: str, score: str = "area", compare: str = "baseline"
 ) -> list[Difference]:
-    """Paired differences; Holm's correction is over this list."""
+    """Paired differences of a score, with Holm's correction over the returned list."""
     points = by_point(results, task)
     values = {name: {r.seed: r.scores[score] for r in runs} for name, runs in points.items()}
     both = pairs(results, task, compare)
@@ -98,7 +98,7 @@ def differences(
 
 
 def markdown(results: Sequence[Result]) -> str:
-    """For each task: the verdicts in words, the means of the arms, and the tables of differences."""
+    """A Markdown summary with, for each task, the verdicts, the means of the arms and the tables of differences."""
     return "\n\n".join(text.strip() for task in dict.fromkeys(r.task for r in results) for text in _task(results, task))
 
 
@@ -126,7 +126,7 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
 
 
 def noise(found: Sequence[Difference], results: Sequence[Result]) -> Iterator[str]:
-    """Where the noise of differences in pass@1 comes from, and how many seeds it takes to see 0.01."""
+    """A sentence on the noise of differences in pass@1, and the seeds needed to detect a difference of 0.01."""
     found = [d for d in found if not d.too_few]
     sampled = [x for r in results if (x := _sampling_variance(r)) is not None]
     if not found or not sampled:
@@ -141,7 +141,7 @@ def noise(found: Sequence[Difference], results: Sequence[Result]) -> Iterator[st
 
 
 def _sampling_variance(result: Result) -> float | None:
-    """The variance of a run's pass@1 from the sampling of its answers, by the counts of each problem."""
+    """The variance of a run's pass@1 due to sampling, from the number of correct answers to each problem."""
     entry: Json = next((x for x in RunFolder(str(result.folder)).scores() if x.get("solved")), {})
     k, evaluations = entry.get("k", 1), entry.get("solved") or []
     if k < 2 or not evaluations:

@@ -1,15 +1,15 @@
-"""Generated problems whose answers are written out in steps, with problems and verdicts computed for all rows at once.
+"""Generated problems whose answers are written in steps. Problems and verdicts are computed for all rows at once.
 
     countdown-3, -4, -6, -8   reach a target with some of the numbers: 03,07,02,11:36> 7+2=9;11-3=8;...
-    countdown-6-shifted       every number is followed by commas, as many as its remainder modulo 4: 7,,,+2,,=9,;...
-    countdown-6-filler        every step begins with 0 to 4 random fillers: >,:7+2=9;:11-3=8;...
+    countdown-6-shifted       each number n is followed by n mod 4 commas: 7,,,+2,,=9,;...
+    countdown-6-filler        each step begins with 0 to 4 random fillers: >,:7+2=9;:11-3=8;...
     addition-8, -14           sum the numbers one after the other: 47,85,12,...> 47+85=132;132+12=144;...
 
-A problem is a function of uniform random numbers, so a seed gives the same problems whatever else runs beside it.
-Countdown is hard to plan. In its variants answers do not line up: the same step is at other positions in other answers,
-without further choices (shifted), or with choices that do not matter (filler). Verdicts ignore commas and fillers.
-Addition is hard to carry through: demonstrations contain slips, which a warm start copies, and a correct answer needs
-every one of many steps to be right.
+A problem is a function of uniform random numbers, so a seed gives the same problems whatever other runs are trained.
+Countdown needs planning. In its variants the same step is at different positions in different answers, with no further
+choices (shifted) or with choices that do not matter (filler); verdicts ignore commas and fillers. Addition needs many
+steps without an error: the demonstrations contain slips, which the warm start learns, and one slip makes an answer
+wrong.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ CHARACTERS = "0123456789+-*=,:>;"
 PLUS, MINUS, TIMES, EQUALS, COMMA, COLON, ASK, NEXT = range(10, len(CHARACTERS))
 EOS = len(CHARACTERS)
 OUTPUTS = EOS + 1
-"""The tokens a policy can sample: the characters and EOS. PAD and BOS are only read."""
+"""Number of tokens that a policy can sample: the characters and EOS. PAD and BOS are inputs only."""
 PAD, BOS = OUTPUTS, OUTPUTS + 1
 VOCABULARY = OUTPUTS + 2
 MAX_DIGITS = 6
@@ -34,33 +34,32 @@ MAX_DIGITS = 6
 
 @dataclass(frozen=True)
 class Problems:
-    """N problems. Leading axes may be split: (S, N, ...) for S seeds."""
+    """N problems, or (S, N, ...) for S seeds."""
 
     prompt: Tensor
-    """(N, L) token ids, all of the same length."""
+    """(N, L) token ids; all prompts have the same length."""
     demonstration: Tensor
-    """(N, T) a way to answer, PAD after EOS."""
+    """(N, T) token ids of an answer, PAD after EOS."""
     facts: Tensor
-    """(N, F) integers that the verdict reads."""
+    """(N, F) integers from which the verdict is computed."""
 
     def __getitem__(self, index: object) -> "Problems":
         return Problems(self.prompt[index], self.demonstration[index], self.facts[index])  # type: ignore[index]
 
 
 class Answers(NamedTuple):
-    """What the policies sampled, (R, B, T) each."""
+    """Sampled answers, (R, B, T) each, with log-probability, entropy and Σπ² (`sum_sq`) under the sampling policy."""
 
     tokens: Tensor
     logp: Tensor
     entropy: Tensor
     mask: Tensor
-    """True up to and including the end of an answer."""
+    """True up to and including the end token."""
     sum_sq: Tensor | None = None
-    """Of the sampling policy at each token: the log-probability of the token, the entropy, and Σπ²."""
 
 
 def by_answer(facts: Tensor, answers: Answers) -> Tensor:
-    """(R, P, F) facts of problems -> (R, B, F), for each of B answers: those to a problem are neighbours."""
+    """(R, P, F) facts of problems -> (R, B, F) facts of answers. Answers to the same problem are neighbours."""
     return facts.repeat_interleave(answers.tokens.shape[1] // facts.shape[1], 1)
 
 
@@ -73,14 +72,14 @@ class GeneratedTask:
     tokens: int
     """Maximum length of an answer."""
     draws: int
-    """Uniform numbers that make one candidate problem."""
+    """Number of uniform numbers that define a candidate problem."""
     build: Callable[[Tensor], tuple[Problems, Tensor]]
-    """(N, draws) uniforms -> N candidates, and which of them are problems."""
+    """(N, draws) uniform numbers -> N candidates, and (N,) which of them are valid problems."""
     verdict: Callable[[Tensor, Tensor], Tensor]
     """(N, T) answers and (N, F) facts -> (N,) True where correct."""
 
     def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
-        """The first n candidates of each of S generators that are problems: (S, n, ...). More than half of them are."""
+        """The first n valid candidates of each of S generators: (S, n, ...). More than half of all candidates are."""
         candidates = 3 * n + 64
         u = torch.stack([torch.rand(candidates, self.draws, generator=g, dtype=torch.float64) for g in generators])
         built, valid = self.build(u.to(device).flatten(0, 1))
@@ -91,7 +90,7 @@ class GeneratedTask:
         return self.problems(n, generator("held-out"), device=device)[0]
 
     def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
-        """(R, B) 1 for a correct one of (R, B, T) answers to problems with (R, P, F) facts, else 0."""
+        """(R, B) rewards of (R, B, T) answers to problems with (R, P, F) facts: 1 if correct, else 0."""
         tokens, facts = answers.tokens, by_answer(facts, answers)
         return self.verdict(tokens.flatten(0, 1), facts.flatten(0, 1)).view(tokens.shape[:2]).float()
 
@@ -107,13 +106,13 @@ class GeneratedTask:
 
 
 def generator(*key: object, device: torch.device | str = "cpu") -> torch.Generator:
-    """Random numbers that belong to `key` alone, e.g. (seed, "answers", generation)."""
+    """A random generator seeded by `key` alone, e.g. (seed, "answers", generation)."""
     digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
     return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def uniforms(keys: Sequence[tuple[object, ...]], *shape: int, device: torch.device | str) -> Tensor:
-    """(S, *shape) uniform numbers, those of each of S keys."""
+    """(S, *shape) uniform numbers from the generators of S keys."""
     random = (generator(*key, device=device) for key in keys)
     return torch.stack([torch.rand(shape, generator=g, device=device) for g in random])
 
@@ -126,15 +125,15 @@ def get_task(name: str) -> GeneratedTask:
 
 
 class Writer:
-    """Rows of tokens of different lengths, all written at the same time."""
+    """Writes tokens to many rows of different lengths at once."""
 
     def __init__(self, like: Tensor, width: int, shifted: bool = False) -> None:
-        """As many rows as `like`, on its device. `shifted`: with commas after each number."""
+        """`like` gives the number of rows and the device. `shifted`: add commas after each number."""
         self.shifted, self.width, self.at = shifted, width, torch.zeros(len(like), dtype=torch.long, device=like.device)
-        self.tokens = torch.full((len(like), width + 1), PAD, device=like.device)  # the last column: what does not fit
+        self.tokens = torch.full((len(like), width + 1), PAD, device=like.device)  # last column: overflow
 
     def put(self, token: Tensor | int, where: Tensor | None = None) -> None:
-        """A token in each row, or in the rows `where` it is True."""
+        """Append a token to each row, or to the rows in which `where` is True."""
         where = torch.ones_like(self.at, dtype=torch.bool) if where is None else where
         to = torch.where(where, self.at, self.width).clamp_max(self.width)
         token = token if isinstance(token, Tensor) else torch.full_like(self.at, token)
@@ -142,7 +141,7 @@ class Writer:
         self.at += where
 
     def number(self, value: Tensor, padded: int = 1) -> None:
-        """In decimal, with at least `padded` digits."""
+        """Append numbers in decimal, with at least `padded` digits."""
         for place in reversed(range(4)):
             digit = value // 10**place
             self.put(digit % 10, (digit > 0) | (place < padded))
@@ -150,7 +149,7 @@ class Writer:
             self.put(COMMA, value % 4 > comma)
 
     def step(self, a: Tensor, op: Tensor | int, b: Tensor, result: Tensor, end: int) -> None:
-        """`a∘b=result`, and NEXT or EOS."""
+        """Append `a∘b=result` and `end`, which is NEXT or EOS."""
         self.number(a)
         self.put(op)
         self.number(b)
@@ -159,12 +158,12 @@ class Writer:
         self.put(end)
 
     def rows(self) -> tuple[Tensor, Tensor]:
-        """The tokens, and which rows were not cut off."""
+        """The tokens (N, width), and (N,) which rows were not cut off."""
         return self.tokens[:, : self.width], self.at <= self.width
 
 
 def _prompt(numbers: Tensor, *last: int) -> Tensor:
-    """BOS and (N, k) numbers in two digits each, with commas between them and the `last` tokens after the others."""
+    """BOS and (N, k) numbers of two digits each, separated by commas; the `last` tokens follow the last numbers."""
     k = numbers.shape[1]
     writer = Writer(numbers, 1 + 3 * k)
     writer.put(BOS)
@@ -176,14 +175,14 @@ def _prompt(numbers: Tensor, *last: int) -> Tensor:
 
 # ── countdown ───────────────────────────────────────────────────────────────────────────────────────────────
 FILLERS = 4
-"""The most fillers before a step: COMMA, COLON or ASK."""
+"""Maximum fillers (COMMA, COLON or ASK) before a step."""
 
 
 def _countdown(k: int, largest: int, tokens: int, variant: str = "") -> GeneratedTask:
     draws = 3 + (1 + FILLERS) * (variant == "filler")
 
     def build(u: Tensor) -> tuple[Problems, Tensor]:
-        """Random steps until one number is left: the target, if it has one or two digits."""
+        """Take random steps until one number is left. It is the target, and must have one or two digits."""
         numbers = 1 + (u[:, :k] * largest).long()
         pool, valid, writer = numbers.clone(), numbers[:, 0] > 0, Writer(u, tokens, variant == "shifted")
         value = pool[:, 0]
@@ -217,9 +216,9 @@ def _apply(op: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def _countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
-    """True where every step a∘b=c; is right, uses numbers that are there, and the last one gives the target.
+    """(N,) True if every step a∘b=c; is right and uses available numbers, and the last one gives the target.
 
-    One pass over the positions; each row is in the first (0), second (1) or third (2) number of a step.
+    A single pass over positions. `part`: whether a row is in the first (0), second (1) or third (2) number of a step.
     """
     pool, target = facts[:, :-1].clone(), facts[:, -1]
     zero = torch.zeros_like(target)
@@ -248,14 +247,14 @@ def _countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
 
 
 def _filled_countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
-    """The verdict on what is left without fillers, which move to the end."""
+    """The countdown verdict without fillers: they are moved to the end, as padding."""
     filler = (answers >= COMMA) & (answers <= ASK)
     kept = torch.where(filler, PAD, answers).gather(1, filler.long().argsort(dim=1, stable=True))
     return _countdown_verdict(kept, facts)
 
 
 def _remove(pool: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The pool with one `value` replaced by −1, and whether it was there."""
+    """Replace one occurrence of `value` in each row of the pool by −1; also return (N,) whether there was one."""
     match = pool == value[:, None]
     there, at = match.any(1), match.long().argmax(1, keepdim=True)
     return torch.where(there[:, None], pool.scatter(1, at, -1), pool), there
@@ -284,7 +283,7 @@ def _addition(n: int, tokens: int) -> GeneratedTask:
 
 
 def _last_number_verdict(answers: Tensor, facts: Tensor) -> Tensor:
-    """True where the number between the last = and EOS is the sum."""
+    """(N,) True if the number between the last = and EOS is the sum."""
     at = torch.arange(answers.shape[1], device=answers.device)
     is_end = answers == EOS
     end = torch.where(is_end.any(1), is_end.long().argmax(1), -1)[:, None]

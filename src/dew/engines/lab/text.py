@@ -1,6 +1,6 @@
-"""Problems in text, from a task, data set or file, with a verifier or reward function: what a language model trains on.
+"""Text problems from a task, data set or file, with a verifier or reward function, to train language models on.
 
-Problems are numbers: those of the training split, then those held out. A policy looks their prompts up.
+A problem is an index into the training rows followed by the held-out rows. The policy looks up its prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,12 +23,12 @@ from dew.rewards.worker import encode
 from dew.tasks import Row, task
 
 Key = tuple[int, tuple[int, ...]]
-"""The number of a problem and the tokens of an answer."""
+"""The index of a problem and the tokens of an answer."""
 HOUR = 3600.0
 MOST = 20_000
-"""Training problems that are read."""
+"""Maximum number of training problems."""
 MAX_PROMPT = 1024
-"""Problems with longer prompts are left out."""
+"""Problems with longer prompts, in tokens, are left out."""
 
 
 class TextTask:
@@ -56,7 +56,7 @@ class TextTask:
     def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
         """n different training problems from each generator."""
         if n > self.trained:
-            what = f"{self.name}: {n} problems a generation, and only {self.trained} to train on."
+            what = f"{self.name}: a generation needs {n} problems, but there are only {self.trained} to train on."
             raise ConfigError(Problem(what, remedy="Lower prompts, with --settings."))
         return _numbers(torch.stack([torch.randperm(self.trained, generator=g)[:n] for g in generators]), device)
 
@@ -64,13 +64,13 @@ class TextTask:
         return _numbers(torch.arange(self.trained, min(len(self.rows), self.trained + n)), device)
 
     def ended(self, problems: Sequence[int], tokens: Tensor) -> None:
-        """Answers, (n, T), that have ended while others are still being sampled: another process judges them meanwhile,
-        because a thread would compete with sampling for this one."""
+        """Start judging (n, T) answers that have ended while others are still being sampled. Another process does it: a
+        thread would compete with sampling for the interpreter."""
         if isinstance(self.judge, Verifier) and has_verifier(self.judge.name):
             self._early.append(self._thread.submit(self._judged, problems, tokens))
 
     def _judged(self, problems: Sequence[int], tokens: Tensor) -> dict[Key, float]:
-        """The verdicts of the other process; none if it fails, and then the answers are judged here."""
+        """The rewards from the other process; empty if it fails, and then `rewards` judges the answers itself."""
         ended = torch.isin(tokens, torch.tensor(self.base.ends))
         lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1]).tolist()
         ids = (tuple(row[:n]) for row, n in zip(tokens.tolist(), lengths, strict=True))
@@ -103,7 +103,7 @@ class TextTask:
         return torch.tensor(found, device=facts.device).view(answers.tokens.shape[:2])
 
     def _verdicts(self, answers: Sequence[Key]) -> dict[Key, float]:
-        """By problem and answer: an answer that several runs gave is judged once."""
+        """Rewards by problem and answer; an answer that several runs gave is judged once."""
         answers = list(dict.fromkeys(answers))
         found = self._scored(self._texts([ids for _, ids in answers]), [self.rows[i] for i, _ in answers])
         return dict(zip(answers, found, strict=True))
@@ -135,7 +135,7 @@ def _numbers(numbers: Tensor, device: str) -> Problems:
 
 
 def _judge(task: str, name: str | None) -> Any:
-    """The verifier or reward function that is named, else the task's own."""
+    """The named verifier or reward function, or else the task's own verifier."""
     if name is not None:
         return load_reward(name) if is_user_function(name) else reward(name)
     if not has_verifier(task):

@@ -1,6 +1,6 @@
-"""Many small transformers at once: every parameter has a leading replica axis R, and one batched product serves all.
+"""Many small transformers at once: every parameter has a leading replica axis R, and batched products compute all.
 
-Axes besides those of the library: R replicas, B answers of a replica, L prompt tokens, S = L + T positions.
+Axes, in addition to P, G and T: R replicas, B answers per replica, L prompt tokens, S = L + T positions.
 """
 
 import importlib.util
@@ -24,11 +24,11 @@ SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
 ALIGNED = 32
-"""Numbers: where parameters begin in the tensor of all is a multiple of so many, which products need to be fast."""
+"""Parameters start at multiples of this many elements in the flat tensor: fast matrix products need alignment."""
 
 
 def new_policy(width: int, depth: int, positions: int, generator: torch.Generator) -> Parameters:
-    """One untrained policy, R = 1: pre-norm, without biases, and with norms that have no parameters."""
+    """One untrained policy (R = 1): a pre-norm transformer without biases, with parameter-free layer norms."""
 
     def normal(*shape: int, std: float = 0.02) -> Tensor:
         return torch.randn(1, *shape, generator=generator) * std
@@ -53,8 +53,8 @@ def forward(
 ) -> Tensor:
     """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
 
-    With a cache, (layers, 2, R·B, H, S, d), `ids` are the tokens from position `start` on, and their keys and values
-    are written to it; `shared` are the length of a prompt and the number of neighbouring rows that have the same one.
+    With a KV cache, (layers, 2, R·B, H, S, d), `ids` are the tokens from position `start` on, whose keys and values
+    are written to it. `shared`: the prompt length and the number of neighbouring rows that have the same prompt.
     """
     R, B, S = ids.shape
     D = parameters["embed"].shape[-1]
@@ -78,7 +78,7 @@ def forward(
 
 
 def _kernels(embed: Tensor) -> Any:
-    """The module with Triton kernels where they can be used, else None."""
+    """The module with Triton kernels if they can be used, else None."""
     usable = HAS_TRITON and embed.is_cuda and embed.shape[-1] % HEAD == 0
     return importlib.import_module("dew.engines.lab.kernels") if usable else None
 
@@ -97,7 +97,7 @@ def query_attention(qkv: Tensor, keys: Tensor, values: Tensor, length: int, prom
 
 
 def token_logp(logits: Tensor, tokens: Tensor) -> Tensor:
-    """log π of each token. PAD, which has none, counts as token 0: mask it."""
+    """log π of each token. PAD, which cannot be sampled, gets that of token 0: mask it."""
     target = torch.where(tokens < OUTPUTS, tokens, 0)
     return -F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none").view_as(tokens)
 
@@ -109,9 +109,9 @@ def token_entropy(logits: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) -> Answers:
-    """Answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
+    """Sample answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
 
-    Equal policies that read the same uniform numbers write the same answers; this pairs the arms of a study.
+    Equal policies with the same uniform numbers give the same answers. This pairs the arms of a study.
     """
     R, P, L = prompts.shape
     B, T = uniforms.shape[1:]
@@ -134,7 +134,7 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) 
 
 
 def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:
-    """Token t of each of (R, B, T) answers from (R, B, V) logits, by inverse transform, and its signals."""
+    """Sample token t of (R, B, T) answers and its signals, in place, from (R, B, V) logits, by inverse transform."""
     logp = logits.log_softmax(-1)
     p = logp.exp()
     token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
@@ -145,12 +145,12 @@ def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Te
 
 
 class TinyPolicies:
-    """R policies that start from the same parameters and train with learning rates of their own."""
+    """R policies that start from the same parameters, each with its own learning rate."""
 
     noise = ()
-    """Axes of the uniform numbers that decide one token."""
+    """Shape of the uniform numbers that decide one token."""
     refills = False
-    """Whether any number of answers can be sampled in one call: when some end, others take their places."""
+    """Whether `sample` accepts any number of answers: rows that have ended are refilled with waiting prompts."""
 
     def __init__(self, start: Parameters, rates: Tensor) -> None:
         self.parameters = {n: p.to(rates.device).repeat(len(rates), 1, 1).requires_grad_() for n, p in start.items()}
@@ -160,28 +160,28 @@ class TinyPolicies:
         return sample(self.parameters, problems, uniforms)
 
     def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
-        """In which parts the rows of an optimizer step are scored."""
+        """Slices of the rows of an optimizer step that are scored one after the other."""
         return [slice(None)]
 
     def score(
         self, problems: Tensor, tokens: Tensor, mask: Tensor, *, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(R, b, T) log π of the tokens, and the entropies, without gradient."""
+        """(R, b, T) log π of the tokens and, with `entropy`, the entropies, without gradient."""
         logits = forward(self.parameters, torch.cat([problems, tokens[..., :-1]], -1), last=tokens.shape[-1])
         return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
 
 
 class Adam:
-    """Adam with a learning rate and a gradient clip per replica; a replica without a finite gradient is not updated.
+    """Adam with a learning rate and gradient clipping per replica. A step skips replicas without a finite gradient.
 
-    The parameters become parts of one tensor, (R, N), and so do their gradients: an operation serves all of them.
+    Parameters and gradients become views of flat (R, N) tensors, so that one operation updates all of them.
     """
 
     def __init__(
         self, parameters: Parameters, rates: Tensor, betas: tuple[float, float] = BETAS,
         changed: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
-        """`changed` is called when the parameters have changed."""
+        """`changed` is called after each change of the parameters."""
         self.rates, self.betas, self.steps, self.changed = rates, betas, torch.zeros_like(rates), changed
         self.parameters = list(parameters.values())
         sizes = [p[0].numel() for p in self.parameters]
@@ -194,7 +194,7 @@ class Adam:
             p.data, p.grad = own, gradient[:, :n].view(p.shape)
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of a loss."""
+        """Accumulate the gradients of a loss."""
         with deterministic():
             found = torch.autograd.grad(loss, self.parameters, materialize_grads=True)
         into: Any = [p.grad for p in self.parameters]
@@ -208,7 +208,7 @@ class Adam:
         scale = (MAX_GRADIENT_NORM / (norm + 1e-6)).clamp_max(1)[:, None]
         self.steps += active[:, 0]
         (b1, b2), count = self.betas, self.steps.clamp_min(1)[:, None]
-        g = torch.where(active.bool(), self.gradients.mul_(scale), 0)  # 0 times NaN is NaN
+        g = torch.where(active.bool(), self.gradients.mul_(scale), 0)  # a product with 0 would keep NaN
         self.first.lerp_(g, (1 - b1) * active)
         self.second.lerp_(g.square_(), (1 - b2) * active)
         root = torch.sqrt(self.second, out=g).div_((1 - b2**count).sqrt()).add_(1e-8)
@@ -218,7 +218,7 @@ class Adam:
         return norm
 
     def state(self) -> list[Tensor]:
-        """The parameters, and what Adam knows about them."""
+        """The parameters and Adam's state."""
         return [self.values, self.steps, self.first, self.second]
 
     @torch.no_grad()
@@ -230,8 +230,8 @@ class Adam:
 
 @contextmanager
 def numerics() -> Iterator[None]:
-    """Products in TF32 on a GPU, added up in a fixed order."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    """Compute matrix products in TF32 on a GPU, with a fixed order of summation."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA is initialised
     before, torch.backends.cuda.matmul.allow_tf32 = torch.backends.cuda.matmul.allow_tf32, True
     try:
         yield
@@ -241,7 +241,7 @@ def numerics() -> Iterator[None]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """The backward pass of attention adds up in a fixed order, so that the same seed gives the same numbers."""
+    """Use deterministic algorithms, e.g. in the backward pass of attention: the same seed gives the same results."""
     settings: Any = torch.utils.deterministic
     before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""The policy that all runs of a task start from: trained on demonstrations until it solves some problems; cached."""
+"""The policy that all runs of a task start from, trained on demonstrations until it solves some problems; cached."""
 
 import hashlib
 import io
@@ -19,30 +19,30 @@ from dew.engines.lab.tiny import Parameters, deterministic, forward, new_policy,
 from dew.files import write_atomically
 
 WarmStart = tuple[Parameters, dict[str, Any]]
-"""The parameters; and their digest (runs are comparable if they started from the same ones), pass@1 and pass@16 on
+"""The parameters, and facts about them: digest (runs are comparable if theirs are equal), pass@1 and pass@16 on
 held-out problems, and the number of supervised steps."""
 TARGET = 0.12
 """Training stops at this pass@1: low enough to leave something to learn, high enough for most groups to have signal."""
 MAX_STEPS, CHECK, BATCH, RATE = 4000, 100, 256, 1e-3
 DEMONSTRATIONS, PROBED, TESTED = 100_000, 128, 256
-"""Problems to train on, to decide when to stop, and to report pass@1 and pass@16 on."""
+"""Number of problems to train on, to decide when to stop, and to report pass@1 and pass@16 on."""
 FORMAT = 2
-"""Changes with everything that changes the policy: tasks, sizes, training."""
+"""Part of the file name. Increase it with every change that affects the policy: tasks, sizes, training."""
 
 
 def warm_start(
     task: GeneratedTask, settings: TinySettings, device: str, folder: Path, say: Callable[[str], None]
 ) -> WarmStart:
-    """From the cache, else trained and put there."""
+    """Load the warm start from the cache in `folder`, or train it and store it there."""
     number = f"-start{settings.start}" if settings.start else ""
     path = folder / f"{task.name}-width{settings.width}-depth{settings.depth}{number}-format{FORMAT}.pt"
     if path.exists():
         found = _read(path)
         if found is not None:
             return found
-        say(f"{path} is damaged (its checksum differs); the warm start is trained again.")
-    folder.mkdir(parents=True, exist_ok=True)  # now, not after training
-    say(f"{task.name}: training the policy that all runs start from, once for each task and size; kept in {folder}.")
+        say(f"{path} is damaged (its checksum differs). Training the warm start again.")
+    folder.mkdir(parents=True, exist_ok=True)  # fail now, not after training
+    say(f"{task.name}: training the policy that all runs start from, once per task and size; cached in {folder}.")
     say(f"Most tasks take 700 to {MAX_STEPS:,} steps.")
     parameters, scores = _train(task, settings, device, say)
     digest = hashlib.sha256(b"".join(p.numpy().tobytes() for p in parameters.values())).hexdigest()[:12]
@@ -55,7 +55,7 @@ def warm_start(
 
 
 def _read(path: Path) -> WarmStart | None:
-    """None if anything is wrong with the files."""
+    """Load a cached warm start; None if anything is wrong with the files."""
     try:
         facts, content = json.loads(path.with_suffix(".json").read_text()), path.read_bytes()
         if facts["file"] != hashlib.sha256(content).hexdigest():
