@@ -433,10 +433,9 @@ def _tiny(folder):
     return found.eval().requires_grad_(False), AutoTokenizer.from_pretrained(folder)
 
 
-def test_the_summary_tells_where_the_noise_comes_from(finished):
+def test_the_summary_compares_with_placebos(finished):
     found = load_study(finished)
-    text = markdown(found)
-    assert "seeds for a power of 80%" in text and "permuted tokens" in text
+    assert "permuted tokens" in markdown(found)
     assert {d.baseline for d in differences(found, "countdown", "pass@1", "placebo")} == {"gtpo(placebo=True)"}
     entry = json.loads((found[0].folder / "scores.json").read_text())[0]
     assert len(entry["solved"]) == 2 and len(entry["solved"][0]) == 4  # evaluations, problems

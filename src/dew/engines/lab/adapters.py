@@ -19,7 +19,7 @@ from dew.engines.lab.tiny import HAS_TRITON
 from dew.errors import ConfigError, Problem
 
 TILE, WIDE = 64, 64
-"""Rows and columns per program of `lora_kernels`. Layers are only joined if their widths are multiples of WIDE."""
+"""As in `lora_kernels`. Layers are only joined if their widths are multiples of WIDE."""
 
 
 class Rows:

@@ -23,7 +23,11 @@ import triton.language as tl
 from torch import Tensor
 
 from dew.decoding.fused import rotary as rotate
-from dew.engines.lab.adapters import TILE, WIDE
+
+TILE = 64
+"""Rows per program."""
+WIDE = 64
+"""Columns per program: layers whose widths are not multiples of it are not joined."""
 
 
 @triton.jit
