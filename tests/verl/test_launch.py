@@ -394,7 +394,7 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
         ready = small(**{**task, "task": str(tmp_path / "q.jsonl")}, task_settings={"prompt": "question"})
         assert prepare(ready)["actor_rollout_ref.model.custom_chat_template"] == own
     bare = {name: value for name, value in task.items() if name != "verifier"}
-    with pytest.raises(ConfigError, match="p has no verifier of its own"):
+    with pytest.raises(ConfigError, match="p has no verifier"):
         data.prepare_data(prepare(small(**bare)), Tokenizer())
     own = small(**bare, verl={OWN_REWARD: "rewards.py"})
     assert data.prepare_data(prepare(own), Tokenizer()).train[0]["data_source"] == "p"
