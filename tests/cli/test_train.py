@@ -166,7 +166,7 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert "step 2/2" in said and "after training: pass@1" in said
 
     code, _, err = dew("train", path)
-    assert code == 1 and "is not empty" in err and "--overwrite" in err
+    assert code == 1 and "already holds a run" in err and "--overwrite" in err
     code, _, err = dew("train", path, "--overwrite", "--model_name_or_path", "./absent")
     assert code == 1 and "there is no folder" in err and folder.finished()  # deleted only once the new run can start
     code, _, err = dew("export", folder.path, tmp_path / "model")

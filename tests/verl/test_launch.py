@@ -468,7 +468,7 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
         again.engine == "verl" and prepare(again).overrides == prepare(make_run({**SMALL, **again.settings})).overrides
     )
     assert "driver.py" in (folder.path / "train.sh").read_text()
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         fake_run()
 
 
