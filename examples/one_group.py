@@ -35,7 +35,7 @@ def rollouts() -> Rollouts:
 
 
 def coloured(value: float, largest: float) -> Text:
-    """Blue for positive, orange for negative; the deeper the colour, the larger the value."""
+    """Colour a value: blue if positive, orange if negative, deeper if larger."""
     depth = min(abs(value) / largest, 1) ** 2  # squared, to make small differences visible
     full = (40, 100, 220) if value >= 0 else (215, 95, 0)
     r, g, b = (round(255 - (255 - c) * depth) for c in full)

@@ -1,16 +1,16 @@
-"""Train a real model with several algorithms and seeds; print differences paired by seed.
+"""Train a real model with several algorithms and seeds, and print differences paired by seed.
 
     python examples/real_model_seeds.py OUT --model MODEL --choose-limit     choose token limit and prompt first
-    python examples/real_model_seeds.py OUT --model MODEL --seeds 0 1 2      train and evaluate; resumes
-    python examples/real_model_seeds.py OUT --model MODEL --seeds 3 4        more seeds for the same table, any time
-    python examples/real_model_seeds.py OUT --table                          the table, from OUT/counts.json alone
-    python examples/real_model_seeds.py OUT --figure FILE.svg                curves of training and pass@k, likewise
+    python examples/real_model_seeds.py OUT --model MODEL --seeds 0 1 2      train and evaluate, or resume
+    python examples/real_model_seeds.py OUT --model MODEL --seeds 3 4        add seeds to the same table
+    python examples/real_model_seeds.py OUT --table                          print the table from OUT/counts.json
+    python examples/real_model_seeds.py OUT --figure FILE.svg                plot training curves and pass@k from it
 
-MODEL is a folder or a hub name. Arms are written as for `dew lab`: dapo, 'gtpo(alpha2=0.5)', 'dew@2e-6' (a learning
-rate of its own). Each run trains the recipe with several optimizer steps per generation, then answers the held-out
-problems of every set k times. Seeds are finished one after the other, all arms of each. Re-run the same command to
-resume: finished runs are skipped, interrupted ones continue from their last checkpoint. OUT/counts.json gets the counts
-of every run once its seed is finished. Further flags are settings of every run, e.g. `--save_strategy steps
+MODEL is a folder or a hub name. Arms are written as for `dew lab`: dapo, 'gtpo(alpha2=0.5)', 'dew@2e-6' (with its own
+learning rate). Each run trains the recipe with several optimizer steps per generation, then answers the held-out
+problems of every data set k times. All arms of a seed are finished before the next seed starts. Re-run the same command
+to resume: finished runs are skipped, interrupted ones continue from their last checkpoint. The counts of a run are
+written to OUT/counts.json once its seed is finished. Other flags are settings of every run, e.g. `--save_strategy steps
 --save_steps 25`.
 """
 
@@ -38,9 +38,9 @@ from dew.run.config import read_run
 from dew.run.folder import RunFolder
 
 START = "start"
-"""The arm of the model before training."""
+"""Name of the arm with the model before training."""
 ARMS = ["dapo", "gtpo(alpha1=1.1,alpha2=0.0)", "gtpo", "dew"]
-"""The second is GTPO's control: without weights by entropy, everything else the same."""
+"""The second is GTPO's control, which is the same but for the entropy weights."""
 CURVES = {
     "accuracy": "accuracy",
     "entropy": "entropy",
@@ -52,7 +52,7 @@ CURVES = {
 LIMITS = (256, 300, 400, 512, 640, 768, 1024)
 CUT_OFF = 0.15
 LAST = 10
-"""Steps that the table averages at the end of training."""
+"""Number of steps at the end of training that the table averages."""
 
 Json = dict[str, Any]
 
@@ -61,7 +61,7 @@ Json = dict[str, Any]
 
 
 def train(settings: Json, out: Path, cell: Cell, arm: Arm) -> Child | None:
-    """The process that starts or resumes this run; None if it is finished."""
+    """Return the process that starts or resumes this run, or None if it is finished."""
     home = out / cell.home
     if RunFolder(home).finished():
         return None
@@ -93,7 +93,7 @@ def train(settings: Json, out: Path, cell: Cell, arm: Arm) -> Child | None:
 
 
 def evaluate(settings: Json, out: Path, cell: Cell) -> list[Child]:
-    """A process for each set of problems that the run, or the model before training, has not answered yet."""
+    """Return a process for each data set that the run, or the model before training, has not answered yet."""
     home = out / cell.home
     model = settings["model"] if cell.arm == START else str(home)
     children = []
@@ -120,14 +120,14 @@ def _kept(home: Path, name: str) -> Path:
 
 
 def _task_settings(settings: Json, name: str) -> Json:
-    """The recipe's, on another set only the template."""
+    """Return the recipe's task settings; for another data set only the template."""
     own = settings["task_settings"]
     return own if name == settings["task"] else {key: own[key] for key in ("template",) if key in own}
 
 
 def count(settings: Json, out: Path, cell: Cell) -> Json:
-    """The entry of a run in counts.json: when its first and last files were written, counts of correct answers to every
-    problem of every set, and curves."""
+    """Return the entry of a run in counts.json: when its first and last files were written, the number of correct
+    answers to every problem of every data set, and curves."""
     home, sets = out / cell.home, {}
     for name in settings["sets"]:
         scores = Scores.read(_kept(home, name))
@@ -157,7 +157,7 @@ def write(out: Path, content: Json) -> None:
 
 
 def run(options: argparse.Namespace, settings: Json) -> None:
-    """Everything that is missing, seed by seed."""
+    """Train and evaluate everything that is missing, seed by seed."""
     content = read(options.out)
     done = {(entry["arm"], entry["seed"]) for entry in content["runs"]}
     arms = {arm.label: arm for arm in parse_arms(options.arms, [settings["learning_rate"]], controls=False)}
@@ -185,9 +185,10 @@ def run(options: argparse.Namespace, settings: Json) -> None:
 
 
 def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
-    """Sample training problems once with the longest limit: an answer is cut off at every limit below its length.
+    """Choose the template and the token limit on training problems, sampled once with the longest limit.
 
-    For each template the smallest limit that cuts off at most 15 %; of these the one with the most correct answers.
+    For each template, take the smallest limit that cuts off at most 15% of the answers. Of these, choose the one with
+    the most correct answers.
     """
     from dew.cli.evaluate import load_model
     from dew.compare import evaluate as score
@@ -215,7 +216,7 @@ def choose_limit(options: argparse.Namespace, settings: Json) -> Json:
     first = {json.dumps(row["task_settings"]): row for row in reversed(fitting)}
     if not first:
         what = f"Every limit cuts off more than {CUT_OFF:.0%} of the answers."
-        raise ConfigError(Problem(what, remedy="Give longer --limits or other --templates, or choose --limit by hand."))
+        raise ConfigError(Problem(what, remedy="Give longer --limits or other --templates, or set --limit."))
     chosen = max(first.values(), key=lambda row: row["correct"])
     print(f"Chosen: {' | '.join(_limit_row(chosen))}")
     return {**chosen, "tried": rows}
@@ -230,7 +231,7 @@ def _limit_row(row: Json) -> list[str]:
 
 
 def table(content: Json) -> str:
-    """Scores of every arm, paired differences, and the end of training; all from the counts."""
+    """Return scores of every arm, paired differences, and metrics at the end of training."""
     k, runs = content["settings"]["k"], content["runs"]
     arms = _arms(runs)
     ks = [2**i for i in range(k.bit_length()) if 2**i < k] + [k]
@@ -271,12 +272,12 @@ def _arms(runs: Sequence[Json]) -> list[str]:
 
 
 def _by_problem(correct: Sequence[int], k: int, j: int) -> dict[int, float]:
-    """pass@j of each problem."""
+    """Return pass@j of each problem."""
     return {i: pass_at_k(k, c, j) for i, c in enumerate(correct)}
 
 
 def difference(runs: Sequence[Json], k: int, arm: str, base: str, name: str, j: int) -> Difference | None:
-    """In pass@j on a set, or without a set in the mean accuracy in training."""
+    """Return the difference in pass@j on a data set or, without a name, in the mean accuracy in training."""
     both = [{run["seed"]: run for run in runs if run["arm"] == one} for one in (arm, base)]
     seeds = sorted(both[0].keys() & both[1].keys())
     names = {"arm": arm, "baseline": base}
@@ -295,12 +296,12 @@ def difference(runs: Sequence[Json], k: int, arm: str, base: str, name: str, j: 
 COLOURS = ("#888888", "#2864dc", "#00917c", "#d75f00", "#8a3ffc", "#b8860b", "#d02670")
 THICK = 'stroke-width="2.5"'
 SMOOTH = 6
-"""Every point is a mean over this share of a run: a sixth."""
+"""Every point is the mean over a sixth of a run."""
 Line = list[tuple[float, float]]
 
 
 def figure(content: Json) -> str:
-    """An SVG: training curves and pass@k on every set, thin for each seed and thick for their mean."""
+    """Return an SVG with training curves and pass@k on every data set, thin for each seed and thick for their mean."""
     k, runs = content["settings"]["k"], content["runs"]
     arms = _arms(runs)
     of_arm = {arm: [run for run in runs if run["arm"] == arm] for arm in arms}
@@ -332,7 +333,7 @@ def figure(content: Json) -> str:
 def _panel(
     title: str, lines: dict[str, list[Line]], colours: dict[str, str], place: tuple[int, int, int, int], k: int
 ) -> list[str]:
-    """One plot at `place` (left, top, width, height)."""
+    """Return the SVG elements of one plot at `place` (left, top, width, height)."""
     at, top, wide, high = place
     points = [point for of_seeds in lines.values() for line in of_seeds for point in line]
     (x0, x1), (y0, y1) = ((min(values), max(values)) for values in zip(*points, strict=True))
@@ -359,19 +360,19 @@ def _panel(
 
 
 def _passes(run: Json, name: str, k: int) -> Line:
-    """(log2 j, pass@j) of a run."""
+    """Return (log2 j, pass@j) of a run."""
     correct = run["sets"][name]["correct"]
     return [(log2(j), fmean(_by_problem(correct, k, j).values())) for j in range(1, k + 1)]
 
 
 def _smooth(curve: Sequence[float], generations: int) -> Line:
-    """(generation, mean of the sixth of the run that ends there)."""
+    """Return (generation, mean over the sixth of the run that ends there)."""
     window, each = max(1, len(curve) // SMOOTH), generations / len(curve)
     return [((i + window) * each, fmean(curve[i : i + window])) for i in range(len(curve) - window + 1)]
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Three to six round numbers from low to high."""
+    """Return three to six round numbers between low and high."""
     step = next(s * 10.0**e for e in range(-4, 6) for s in (1, 2, 5) if (high - low) / (s * 10.0**e) < 6)
     return [round(i * step, 6) for i in range(ceil(low / step), int(high / step) + 1)]
 
@@ -384,24 +385,24 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--model", help="folder or hub name (default: the recipe's)")
     parser.add_argument("--recipe", default="gsm8k/qwen2.5-coder-0.5b-instruct")
-    parser.add_argument("--arms", nargs="+", default=ARMS, help=f"the baseline first (default: {' '.join(ARMS)})")
+    parser.add_argument("--arms", nargs="+", default=ARMS, help=f"baseline first (default: {' '.join(ARMS)})")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=120, help="optimizer steps of a run")
+    parser.add_argument("--steps", type=int, default=120, help="optimizer steps per run")
     parser.add_argument("--group-size", type=int, default=16, help="answers per problem")
     parser.add_argument("--prompts", type=int, default=16, help="problems per generation")
-    parser.add_argument("--optimizer-steps", type=int, default=4, help="of a generation; must divide --prompts")
+    parser.add_argument("--optimizer-steps", type=int, default=4, help="per generation; must divide --prompts")
     parser.add_argument("--micro-batch", type=int, help="answers per forward pass (default: a group)")
-    parser.add_argument("--limit", type=int, help="tokens of an answer (default: what --choose-limit chose)")
-    parser.add_argument("--sets", nargs="+", default=["gsm8k:1319", "math500:500"], help="held-out sets, NAME:PROBLEMS")
+    parser.add_argument("--limit", type=int, help="maximum tokens per answer (default: from --choose-limit)")
+    parser.add_argument("--sets", nargs="+", default=["gsm8k:1319", "math500:500"], help="held-out data, NAME:PROBLEMS")
     parser.add_argument("-k", type=int, default=8, help="answers per held-out problem")
     parser.add_argument("--parallel", type=int, default=1, help="runs at the same time")
     parser.add_argument("--delete-models", action="store_true", help="delete each model once it is evaluated")
-    parser.add_argument("--choose-limit", action="store_true", help="choose token limit and prompt, train nothing")
+    parser.add_argument("--choose-limit", action="store_true", help="choose token limit and prompt, then exit")
     parser.add_argument("--limits", nargs="+", type=int, default=LIMITS)
     parser.add_argument("--templates", nargs="*", default=["qwen-boxed", "chat"])
-    parser.add_argument("--limit-problems", type=int, default=256, help="training problems to choose the limit on")
+    parser.add_argument("--limit-problems", type=int, default=256, help="training problems used for --choose-limit")
     parser.add_argument("--table", action="store_true", help="only print the table")
-    parser.add_argument("--figure", type=Path, help="only draw the curves, into this file (.svg)")
+    parser.add_argument("--figure", type=Path, help="only plot the curves to this file (.svg)")
     options, flags = parser.parse_known_args()
     try:
         _main(options, flags)
@@ -412,7 +413,7 @@ def main() -> None:
 def _main(options: argparse.Namespace, flags: list[str]) -> None:
     content = read(options.out)
     if (options.table or options.figure) and not content["runs"]:
-        raise ConfigError(Problem(f"{options.out}: no counts.json with runs there."))
+        raise ConfigError(Problem(f"{options.out}: no counts.json with runs."))
     if options.figure:
         options.figure.write_text(figure(content))
         return
@@ -436,13 +437,13 @@ def _main(options: argparse.Namespace, flags: list[str]) -> None:
         }
         if options.prompts % options.optimizer_steps:
             what = f"--prompts {options.prompts} cannot be split into {options.optimizer_steps} optimizer steps."
-            raise ConfigError(Problem(what, remedy="Give --optimizer-steps that divides --prompts."))
+            raise ConfigError(Problem(what, remedy="Choose --optimizer-steps so that it divides --prompts."))
         if options.micro_batch:
             settings["micro_batch"] = options.micro_batch
             answers = options.prompts // options.optimizer_steps * options.group_size
             if answers % options.micro_batch:
                 what = f"--micro-batch {options.micro_batch} does not divide the {answers} answers of a step."
-                raise ConfigError(Problem(what, remedy=f"Give one that divides {answers}."))
+                raise ConfigError(Problem(what, remedy=f"Choose a divisor of {answers}."))
         if options.choose_limit:
             open_grid(options.out, [], {})
             content["choice"] = choose_limit(options, {**settings, "task_settings": recipe.task_settings})

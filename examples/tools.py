@@ -1,15 +1,15 @@
-"""Train a policy that uses a tool, with credit per turn, on a CPU and from random weights.
+"""Train a policy that uses a tool, with credit per turn, from random weights on a CPU.
 
     python examples/tools.py OUT [STEPS]
 
-A digit is hidden. Where the policy writes "?", the tool `peek` is called when the turn ends, and its output shows the
-digit. An answer is correct if the turn after the last peek begins with the digit: guessing there solves half of the
-problems and copying solves all of them. Metrics are printed every 10 steps, 150 steps take a minute or two. Accuracy
-was 0.02 at the first step, 0.86 at step 61 and 0.98 at step 101. Of five other seeds, four learned to copy too; the
-fifth kept guessing one digit, which leaves no group with both outcomes. `dew report OUT` shows the credit.
+A digit is hidden. If the policy writes "?", the tool `peek` is called at the end of the turn, and its output shows the
+digit. An answer is correct if the turn after the last peek begins with the digit: guessing solves half of the problems,
+copying solves all of them. Metrics are printed every 10 steps; 150 steps take a minute or two. Accuracy was 0.02 at the
+first step, 0.86 at step 61 and 0.98 at step 101. Of five other seeds, four learned to copy too; the fifth kept guessing
+one digit, so that no group had both outcomes. `dew report OUT` shows the credit.
 
-With a real model only `tokenizer` and `policy` differ: its own chat template says how tools are called. docs/trl.md has
-more under "Tools and agents".
+With a real model, only `tokenizer` and `policy` differ: its chat template defines how tools are called. See "Tools and
+agents" in docs/trl.md.
 """
 
 import argparse
@@ -45,11 +45,11 @@ CALLS = {
         "content": {"close_pattern": r"<eos>|$", "content": "text"},
     },
 }
-"""How transformers finds the tool calls in what the policy wrote."""
+"""How transformers finds tool calls in the policy's text."""
 
 
 class Box:
-    """The environment: one per answer. Its methods other than `reset` are the tools."""
+    """The environment, one per answer. All methods except `reset` are tools."""
 
     def reset(self, digit: str, **_: Any) -> None:
         self._digit = digit
@@ -64,7 +64,7 @@ class Box:
 
 
 def copied_after_a_peek(completions: list[list[dict[str, Any]]], digit: list[str], **_: Any) -> list[float]:
-    """A completion is the list of its messages, those of the policy and those of the tool."""
+    """Return 1 for correct answers. A completion is a list of messages, from the policy and from the tool."""
 
     def correct(messages: list[dict[str, Any]], hidden: str) -> bool:
         *before, last = messages

@@ -1,7 +1,8 @@
-"""Credit for slime: --custom-advantage-function-path dew_slime.advantages, this folder on PYTHONPATH (docs/slime.md).
+"""dew's credit for slime: put this folder on PYTHONPATH and set --custom-advantage-function-path dew_slime.advantages
+(docs/slime.md).
 
-slime calls the function on each data-parallel rank, with that rank's part of the rollouts. Answers of one prompt may be
-on different ranks, so all of them are gathered before the credit of whole groups is computed.
+slime calls the function on each data-parallel rank with that rank's rollouts. Answers to one prompt may be on different
+ranks, so all answers are gathered before credit is computed on whole groups.
 """
 
 from collections import Counter
@@ -18,7 +19,7 @@ from dew.run.settings import algorithm_settings
 
 
 def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
-    """Set `advantages` and `returns` of `rollout_data` to dew's credit: a list of (T,) tensors, one per answer."""
+    """Set `advantages` and `returns` in `rollout_data` to dew's credit: a list of (T,) tensors, one per answer."""
     algorithm = algorithm_of(args)
     own = _answers(algorithm, rollout_data)
     answers = _gather(own)
@@ -41,7 +42,8 @@ def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 
 
 def algorithm_of(args: Any) -> Algorithm:
-    """`dew_algorithm` and `dew_algorithm_kwargs` from --custom-config-path. Flags must agree with its loss."""
+    """Return the algorithm (`dew_algorithm`, `dew_algorithm_kwargs` in --custom-config-path), or raise an error if
+    slime's flags do not match its loss."""
     given = algorithm_settings(getattr(args, "dew_algorithm_kwargs", None))
     settings = {"max_tokens": args.rollout_max_response_len, "dynamic_sampling": False, **given}  # slime samples
     algorithm = get_algorithm(getattr(args, "dew_algorithm", DEFAULT_ALGORITHM), **settings)
@@ -54,7 +56,7 @@ def algorithm_of(args: Any) -> Algorithm:
     entropy = "entropy" in algorithm.signals and not args.use_rollout_entropy
     estimator, filtering = args.advantage_estimator, "--dynamic-sampling-filter-path"
     checks = (
-        (not algorithm.plain_loss, f"{name} needs a loss that slime does not have.", "Choose one with PPO's clip."),
+        (not algorithm.plain_loss, f"{name} needs a loss that slime lacks.", "Choose an algorithm with PPO's loss."),
         (args.calculate_per_token_loss != per_token, f"The loss of {name} is the mean over {loss}.", flag),
         (not clipped, f"{name} clips at {low:g} and {algorithm.clip_high:g}.", f"Write {clip}."),
         (estimator != "grpo", f"--advantage-estimator {estimator}: another loss.", "Write --advantage-estimator grpo."),
@@ -68,25 +70,25 @@ def algorithm_of(args: Any) -> Algorithm:
 
 
 def _answers(algorithm: Algorithm, data: dict[str, Any]) -> list[dict[str, Any]]:
-    """This rank's answers on the CPU: index, outcome, (T,) mask and the signals that the algorithm reads."""
+    """Return this rank's answers on the CPU: index, reward, (T,) mask and the signals that the algorithm needs."""
     names = {"entropy": "entropy", "logp": "log_probs"}
     if missing := [names[name] for name in algorithm.signals if data.get(names[name]) is None]:
         what = f"{algorithm.name} reads {', '.join(missing)}, which slime did not compute."
-        raise EngineError(Problem(what, remedy="Add --use-rollout-entropy, and leave out --use-rollout-logprobs."))
+        raise EngineError(Problem(what, remedy="Add --use-rollout-entropy, and remove --use-rollout-logprobs."))
     answers = []
     for i, mask in enumerate(data["loss_masks"]):
         signals = {name: data[names[name]][i].detach().float().cpu() for name in algorithm.signals}
         if any(len(x) != len(mask) for x in signals.values()):
             what = f"An answer of {len(mask)} tokens is split over ranks (context parallelism)."
             raise EngineError(Problem(what, remedy="Train with --context-parallel-size 1."))
-        reward = float(data["local_raw_reward"][i])  # `rewards` are normalised already
+        reward = float(data["local_raw_reward"][i])  # `rewards` are already normalised
         index = int(data["sample_indices"][i])
         answers.append({"index": index, "reward": reward, "mask": mask.bool().cpu(), **signals})
     return answers
 
 
 def _gather(own: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The answers of all data-parallel ranks, in the order of their indices."""
+    """Return the answers of all data-parallel ranks, sorted by index."""
     distributed, every = torch.distributed, [own]
     if distributed.is_available() and distributed.is_initialized():
         group = _data_parallel_group()

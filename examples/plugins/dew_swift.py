@@ -1,6 +1,6 @@
-"""Credit for ms-swift: `--external_plugins examples/plugins/dew_swift.py` (docs/swift.md).
+"""dew's credit for ms-swift: `--external_plugins examples/plugins/dew_swift.py` (docs/swift.md).
 
-The environment variable DEW_ALGORITHM names the algorithm, DEW_ALGORITHM_KWARGS has its settings as JSON.
+The environment variable DEW_ALGORITHM names the algorithm, and DEW_ALGORITHM_KWARGS has its settings as JSON.
 """
 
 import os
@@ -19,7 +19,7 @@ from dew.run.settings import algorithm_settings
 
 
 class DewGRPOTrainer(GRPOTrainer):
-    """ms-swift's GRPOTrainer with dew's credit of each token; the loss stays ms-swift's."""
+    """ms-swift's GRPOTrainer with dew's token-level credit and ms-swift's loss."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -32,7 +32,7 @@ class DewGRPOTrainer(GRPOTrainer):
 
 
 def set_advantages(trainer: Any, encoded: list[dict[str, Any]]) -> None:
-    """Replace the (B, T) advantages of every batch by the algorithm's, from the whole groups of all processes."""
+    """Replace the (B, T) advantages of every batch by the algorithm's, computed on whole groups of all processes."""
     algorithm, accelerator = trainer.algorithm, trainer.accelerator
     batches = [part["grpo_batch"] for part in encoded]
     masks, signals = [_live(trainer, batch) for batch in batches], dict[str, list[Tensor]]()
@@ -48,7 +48,7 @@ def set_advantages(trainer: Any, encoded: list[dict[str, Any]]) -> None:
     width = max(mask.shape[1] for mask in masks)
 
     def gathered(parts: list[Tensor], dtype: torch.dtype) -> Tensor:
-        """All rows, each from its first live token on."""
+        """Gather the rows of all processes, each shifted to start at its first live token."""
         moved = [pad(_shift(x, mask), (0, width - x.shape[1])) for x, mask in zip(parts, masks, strict=True)]
         rows = accelerator.pad_across_processes(torch.cat(moved).float(), dim=1)
         return accelerator.gather(rows.contiguous()).to(dtype)
@@ -72,7 +72,7 @@ def _live(trainer: Any, batch: Any) -> Tensor:
 
 
 def _shift(x: Tensor, mask: Tensor) -> Tensor:
-    """From a row's first live token on: an answer does not start at the same column in every row."""
+    """Shift each row to start at its first live token, because answers start at different columns."""
     places = torch.arange(mask.shape[1], device=mask.device) + mask.int().argmax(1, keepdim=True)
     return torch.where(places < x.shape[1], x.gather(1, places.clamp_max(x.shape[1] - 1)), 0)
 
@@ -83,7 +83,7 @@ def _shift_back(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def algorithm_of(trainer: Any) -> Algorithm:
-    """The algorithm that the environment names. ms-swift's settings must agree with its loss."""
+    """Return the algorithm that the environment names, or raise an error if its loss does not match ms-swift's."""
     args = trainer.args
     given = algorithm_settings(os.environ.get("DEW_ALGORITHM_KWARGS"))
     settings = {"max_tokens": args.max_completion_length, "dynamic_sampling": False, **given}  # ms-swift samples
@@ -94,14 +94,14 @@ def algorithm_of(trainer: Any) -> Algorithm:
     several = len(trainer.reward_func_names) > 1 and float(trainer.reward_weights[0]) != 1
     parallel = trainer.template.sequence_parallel_size > 1 or trainer.dynamic_num_samples
     checks = (
-        (not algorithm.plain_loss, f"{name} needs a loss that ms-swift lacks.", "Choose another one (docs/swift.md)."),
+        (not algorithm.plain_loss, f"{name} needs a loss that ms-swift lacks.", "Choose another (docs/swift.md)."),
         (trainer.loss_type != loss, f"{name} with loss_type {trainer.loss_type}.", f"Write --loss_type {loss}."),
         (not clipped, f"{name} clips at {low:g} and {high:g}.", f"Write --epsilon {low:g} --epsilon_high {high:g}."),
-        (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Leave it out."),
+        (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Remove it."),
         (algorithm.dynamic_sampling, "dynamic_sampling is ms-swift's.", "Set it to false; use --dynamic_sample true."),
-        (trainer.use_liger_loss, "use_liger_kernel averages the advantages of an answer.", "Leave it out."),
-        (parallel, "Sequence parallelism and multi-turn samples mix the rows of a group.", "Leave them out."),
-        (several, "The first reward function decides which answers are correct.", "Give it the weight 1."),
+        (trainer.use_liger_loss, "use_liger_kernel averages the advantages of an answer.", "Remove it."),
+        (parallel, "Sequence parallelism and multi-turn samples mix the rows of a group.", "Turn them off."),
+        (several, "The first reward function decides which answers are correct.", "Give it weight 1."),
     )
     if problems := [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]:
         raise ConfigError(problems)

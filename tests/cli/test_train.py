@@ -107,7 +107,7 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"task": None}, "nothing to train on"),
+        ({"task": None}, "no training data"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"learning_rate": float("inf")}, "learning_rate=inf: give a number >= 0"),
@@ -166,7 +166,7 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert "step 2/2" in said and "after training: pass@1" in said
 
     code, _, err = dew("train", path)
-    assert code == 1 and "is not empty" in err and "--overwrite" in err
+    assert code == 1 and "already holds a run" in err and "--overwrite" in err
     code, _, err = dew("train", path, "--overwrite", "--model_name_or_path", "./absent")
     assert code == 1 and "there is no folder" in err and folder.finished()  # deleted only once the new run can start
     code, _, err = dew("export", folder.path, tmp_path / "model")
@@ -255,13 +255,13 @@ def test_more_steps_need_a_checkpoint(dew, tmp_path):
     RunFolder(tmp_path).write_run({"status": "done"})
     assert "kept no checkpoint" in dew("resume", tmp_path, "--max_steps", "4")[2]
     RunFolder(tmp_path).append_metrics({"step": 4})
-    assert "at step 4 already" in dew("resume", tmp_path, "--max_steps", "4")[2]
+    assert "already at step 4" in dew("resume", tmp_path, "--max_steps", "4")[2]
 
 
 def test_too_few_problems_are_refused_before_training(dew, config):
     path = config(problems=8, steps_per_generation=4)
     code, _, err = dew("train", path)
-    assert code == 1 and "8 problems are fewer than the 16 prompts" in err
+    assert code == 1 and "8 problems, fewer than the 16 prompts" in err
     assert dew("preflight", path, "--answers", "0")[0] == 1
 
 
@@ -282,7 +282,7 @@ def test_overwrite_deletes_a_run_and_nothing_else(tmp_path):
     for name in ("config.yaml", "notes.txt", "model/weights", "records/step-1", "checkpoints/latest", "data/a"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("task: countdown\n")
-    with pytest.raises(ConfigError, match="does not hold a run, but checkpoints, config"):
+    with pytest.raises(ConfigError, match=r"does not hold a run\. It has checkpoints, config"):
         claim(tmp_path, overwrite=True)  # a project of the user's that has a config.yaml
     (tmp_path / "config.yaml").write_text(to_yaml(make_run(SMALL), [RUN_AGAIN]))  # stopped before its first step
     claim(tmp_path, overwrite=True)

@@ -34,7 +34,7 @@ def test_another_release_is_one_clear_error(monkeypatch, package, found):
 @pytest.mark.parametrize(
     ("there", "status", "says"),
     [
-        (TRL, "ok", "tried up to transformers 5.23.0, trl 1.16.0."),
+        (TRL, "ok", "tested up to transformers 5.23.0, trl 1.16.0."),
         ({**TRL, "trl": "1.15.1"}, "ok", "trl 1.15.1"),
         ({**TRL, "trl": "1.17.0"}, "warning", "trl 1.17.0"),
         ({**TRL, "trl": "1.14.2"}, "failed", "trl 1.14.2"),

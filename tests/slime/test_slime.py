@@ -41,7 +41,7 @@ def batch(order=range(8), seed=0):
 
 
 def test_flags_that_contradict_the_algorithm_are_listed_together():
-    with pytest.raises(ConfigError, match=r"(?s)slime does not have.*--eps-clip-high 0\.28.*--normalize-advantages"):
+    with pytest.raises(ConfigError, match=r"(?s)slime lacks.*--eps-clip-high 0\.28.*--normalize-advantages"):
         wrong = arguments(dew_algorithm="grpo_s", normalize_advantages=True, eps_clip_high=0.2)
         slime.advantages(wrong, batch())
 

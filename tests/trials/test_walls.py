@@ -52,7 +52,7 @@ WALLS = {
     "signature": (["train", *GAME, "--algorithm", "extra.py:Rule"], 1, "Write def advantages(self, rollouts)."),
     "attribute": (["train", *GAME, "--algorithm", "typo.py:Rule"], 1, "at typo.py, line 8.\n→ Did you mean 'entropy'?"),
     # before: evaluated on countdown; no column 'answer'
-    "eval of a run": (["eval", "run"], 1, "run: nothing says which problems to evaluate it on.\n→ Add --task"),
+    "eval of a run": (["eval", "run"], 1, "run: no task to evaluate it on.\n→ Add --task"),
     "eval, own reward": (
         ["eval", "tiny", "--task", "words.jsonl", "--reward", "graded.py:score", "-n", "2", "-k", "2"], 0, "mean@2",
     ),

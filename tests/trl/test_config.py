@@ -169,7 +169,7 @@ def wants_solution(completions, solution, **_):
 
 
 def test_a_missing_column_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"needs the column 'solution', and .* has prompt, answer. Rename one to"):
+    with pytest.raises(ConfigError, match=r"needs the column 'solution', but .* has prompt, answer. Rename one to"):
         tiny.trainer(tmp_path, wants_solution)
     with pytest.raises(ConfigError, match=r"the trainer needs the column 'prompt'.*Did you mean 'prompts'\?"):
         tiny.trainer(tmp_path, data=tiny.prompts().rename_column("prompt", "prompts"))

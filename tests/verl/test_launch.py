@@ -394,7 +394,7 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
         ready = small(**{**task, "task": str(tmp_path / "q.jsonl")}, task_settings={"prompt": "question"})
         assert prepare(ready)["actor_rollout_ref.model.custom_chat_template"] == own
     bare = {name: value for name, value in task.items() if name != "verifier"}
-    with pytest.raises(ConfigError, match="p has no verifier of its own"):
+    with pytest.raises(ConfigError, match="p has no verifier"):
         data.prepare_data(prepare(small(**bare)), Tokenizer())
     own = small(**bare, verl={OWN_REWARD: "rewards.py"})
     assert data.prepare_data(prepare(own), Tokenizer()).train[0]["data_source"] == "p"
@@ -468,7 +468,7 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
         again.engine == "verl" and prepare(again).overrides == prepare(make_run({**SMALL, **again.settings})).overrides
     )
     assert "driver.py" in (folder.path / "train.sh").read_text()
-    with pytest.raises(ConfigError, match="is not empty"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         fake_run()
 
 

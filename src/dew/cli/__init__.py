@@ -1,10 +1,10 @@
-"""The command line: parse, call, print."""
+"""The command line."""
 
 import sys
 
 
 def main() -> None:
-    """Run `dew`. Its packages are an extra."""
+    """Run `dew`, whose dependencies are an extra."""
     try:
         from dew.cli.app import main as run
     except ModuleNotFoundError as error:

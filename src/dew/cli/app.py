@@ -21,7 +21,7 @@ SECTIONS = {
     "Inspect": ("report", "view", "explain"),
     "Help": ("doctor",),
 }
-"""The help text's headings, and the commands below each."""
+"""Headings of the help text, and the commands under each."""
 
 
 class Commands(typer.core.TyperGroup):
@@ -59,7 +59,7 @@ def options(
 
 
 INTERRUPTED = 130
-"""What typer returns after Ctrl-C."""
+"""typer's exit code after Ctrl-C."""
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     if not logging.getLogger("dew").handlers:
         logging.getLogger("dew").addHandler(LogToConsole(logging.WARNING))
     warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")  # about calls of TRL and PEFT
-    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # compiled code that a model's config may request
+    os.environ.setdefault("USE_HUB_KERNELS", "NO")  # a model's config may request compiled code from the hub
     try:
         for module in COMMANDS:
             import_module(f"dew.cli.{module}")

@@ -1,4 +1,4 @@
-"""Which differences between algorithms are larger than noise, over several seeds each.
+"""`dew compare` and `dew lab`: compare algorithms over several seeds.
 
 `dew compare` trains on TRL, one process per run; `dew lab` trains many small policies, or LoRA adapters, at once.
 """
@@ -36,7 +36,7 @@ PER_RUN = ("algorithm", "seed", "output_dir")
 """Settings that the comparison chooses for each run."""
 CONFIG = "recipe.yaml"
 BETWEEN = re.compile(r",(?![^()]*(?:\([^()]*\)[^()]*)*\))")
-"""The commas between algorithms, not those in `gtpo(pool=outcome,entropy_clip=(0.01,5))`."""
+"""Commas between algorithms, but not inside `gtpo(pool=outcome,entropy_clip=(0.01,5))`."""
 
 
 @app.command(context_settings=PASS_ON)
@@ -48,13 +48,13 @@ def compare(
     ] = "dapo,gtpo,grpo_s,grpo",
     seeds: Annotated[int, typer.Option(min=1, help="Number of seeds; fewer than 5 cannot show a difference.")] = 5,
     first_seed: Annotated[int, typer.Option(min=0, help="First seed.")] = 0,
-    parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per core, or one on a GPU.")] = 0,
+    parallel: Annotated[int, typer.Option(min=0, help="Parallel runs; 0: one per CPU core, or one on a GPU.")] = 0,
     folder: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/compare-RECIPE).")] = None,
     untrusted: Untrusted = False,
 ) -> None:
     """Compare algorithms over several seeds.
 
-    Differences from the first algorithm are paired by seed. Further flags are settings of every run: `--max_steps 100`.
+    Differences from the first algorithm are paired by seed. Other flags are settings of every run: `--max_steps 100`.
     Re-run the same command to resume: finished runs are kept, interrupted ones are resumed.
     """
     run, typed = load_run(recipe, context.args)
@@ -69,7 +69,7 @@ def compare(
     from dew.report import build
 
     folder, baseline = folder or Path("runs") / f"compare-{recipe.stem}", next(iter(names))
-    at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # a GPU takes one run
+    at_once = parallel or (cores() if run.settings.get("use_cpu") else 1)  # one run per GPU
     with lock(folder):
         results = train_grid(run, folder, names, range(first_seed, first_seed + seeds), at_once)
         differences = compare_runs(results, baseline)
@@ -90,7 +90,7 @@ def compare(
 
 
 def _algorithms(text: str, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """The label of each algorithm -> what was typed, which `--algorithm` takes. `settings`: algorithm_kwargs."""
+    """Return {label: argument for `--algorithm`}. `settings`: algorithm_kwargs."""
     from dew.algorithms import get_algorithm, parse_algorithm, split_algorithm
 
     found: dict[str, str] = {}
@@ -100,13 +100,13 @@ def _algorithms(text: str, settings: Mapping[str, Any] | None = None) -> dict[st
         label = parse_algorithm(word).label
         if label in found:
             what = f"algorithms: {found[label]} and {word} have the same name, {label!r}."
-            raise ConfigError(Problem(what, remedy="Give each algorithm once, and each class a name of its own."))
+            raise ConfigError(Problem(what, remedy="Give each algorithm once, and each class a unique name."))
         found[label] = word
     return found
 
 
 def without_per_run(run: Run, typed: Typed) -> Run:
-    """The run without the settings that differ from run to run."""
+    """Remove the settings that differ between runs."""
     if run.engine == "verl":
         advice = "On a cluster, start each run with `dew train --engine verl`, then `dew report RUN RUN`."
         raise ConfigError(Problem("engine: verl. `dew compare` trains on TRL.", remedy=advice))
@@ -119,9 +119,9 @@ def without_per_run(run: Run, typed: Typed) -> Run:
 def train_grid(
     run: Run, folder: Path, algorithms: Mapping[str, str], seeds: Sequence[int], parallel: int, *, every: int = 0
 ) -> list["Result"]:
-    """Train every algorithm (label -> what `--algorithm` takes) with every seed and read the results.
+    """Train every algorithm (label -> argument for `--algorithm`) with every seed, and return the results.
 
-    Finished runs are kept. `every`: print a line for so many steps of each run; 0: when a run ends.
+    Finished runs are kept. `every`: print a line every so many steps of each run; 0: when a run ends.
     """
     from dew.algorithms import parse_algorithm, source_digest
     from dew.compare import read_result
@@ -129,7 +129,7 @@ def train_grid(
 
     sources = {name: source_digest(type(parse_algorithm(word))) for name, word in algorithms.items() if ":" in word}
     cells = [Cell(name, seed, source=sources.get(name, "")) for seed in seeds for name in algorithms]
-    todo = open_grid(folder, cells, run.to_dict(), say=out.print)  # seed by seed: early results are balanced
+    todo = open_grid(folder, cells, run.to_dict(), say=out.print)  # seed by seed, to balance early results
     write_atomically(folder / CONFIG, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())
     children = [_child(folder, cell, algorithms[cell.arm]) for cell in todo]
     cell_of = {folder / cell.home: cell for cell in todo}
@@ -178,7 +178,7 @@ def lab(
         list[float] | None, typer.Option(help="Learning rate of all arms (default 5e-5; 4e-5 with --model).")
     ] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Add every weighted arm without weights, and with permuted ones.")
+        bool, typer.Option("--controls", help="Add each weighting arm without weights and with permuted weights.")
     ] = False,
     settings: Annotated[str | None, typer.Option(help="Other settings, e.g. '{group_size: 8, rank: 32}'.")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="Folder (default runs/lab[-quick]).")] = None,
@@ -188,7 +188,7 @@ def lab(
     """Compare credit rules over many training runs, paired by seed.
 
     The first arm is the baseline. --task and --learning-rate may be repeated. Re-run the same command to resume;
-    runs of further arms, tasks, rates and seeds are added to the same folder. `dew report` turns it into a page.
+    with more arms, tasks, rates or seeds, it adds runs to the same folder. `dew report` turns it into a page.
     """
     if not arms and not quick:
         raise ConfigError(Problem("No arms given.", remedy="Give the baseline first, e.g. dew lab dapo gtpo"))
@@ -196,7 +196,7 @@ def lab(
         out.print(TOO_FEW if benchmark else f"{TOO_FEW} Use --seeds 8 or more for a verdict.")
     if benchmark:
         if task or reward or seeds or first_seed or settings:
-            remedy = "Leave out all but --model, --learning-rate, --out and --quick."
+            remedy = "Use it only with --model, --learning-rate, --out and --quick."
             raise ConfigError(Problem("--benchmark has its own task, seeds and settings.", remedy=remedy))
         return _benchmark(arms or ["dew"], model, learning_rate, output, quick)
     if quick:
@@ -204,7 +204,7 @@ def lab(
     given = mapping(settings, example="{group_size: 8}")
     of_task = given.pop("task_settings", {})
     if not model and (reward or of_task):
-        remedy = "Name a model with --model, or leave it out."
+        remedy = "Add --model, or remove them."
         raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
     from dew.engines.lab import markdown, study
 
@@ -223,7 +223,7 @@ def lab(
 
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
-    """Those that were typed, and the defaults of the kind of policy."""
+    """Return the given settings, with defaults for the kind of policy."""
     from dew.engines.lab.study_settings import QUICK, LoraSettings, TinySettings
 
     kind = QUICK if quick else LoraSettings() if model else TinySettings()
@@ -236,7 +236,7 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
 def _benchmark(
     rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
 ) -> None:
-    """Stage 1 of the benchmark for the learning rates, unless one is given, then stage 2 on its first task."""
+    """Run stage 1 of the benchmark to choose learning rates, unless one is given, then stage 2 on its first task."""
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
     from dew.engines.lab.study_settings import QUICK
@@ -259,7 +259,7 @@ def _benchmark(
     own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
     with TemporaryDirectory() as work:
         others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
-    note = "Your rows are last." if others else "No runs of the benchmark are here: these are yours alone."
+    note = "Your rows are last." if others else "The benchmark's own runs are not installed, so only yours are shown."
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
     text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
     write_atomically(folder / "benchmark.md", f"{text}\n".encode())

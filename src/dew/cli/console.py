@@ -1,7 +1,7 @@
 """The console that every command prints to: errors, tables of checks, JSON, and tokens coloured by credit.
 
-Anything printed may contain text of a model or of somebody else's file. So square brackets are never markup, and no
-control character of the text reaches the terminal, only rich's own colours.
+Anything printed may contain text from a model or from someone else's file. So square brackets are never markup, and
+control characters in the text never reach the terminal.
 """
 
 import json
@@ -26,7 +26,7 @@ from dew.run.folder import is_main_process
 
 
 class PlainConsole(Console):
-    """Prints text as text. A terminal wraps it at words and never inside one, so that paths can be copied."""
+    """Prints text without markup. On a terminal, lines are wrapped between words only, so that paths can be copied."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, **settings)
@@ -55,12 +55,12 @@ def _wrapped(text: Text, width: int) -> Text:
 
 
 def shown(text: str) -> str:
-    """Text that is safe for a terminal: no control characters, no direction marks."""
+    """Make text safe for a terminal by replacing control characters and direction marks."""
     return text if text.isprintable() else "".join(c if c.isprintable() or c == "\n" else "·" for c in text)
 
 
 def printable(text: str) -> str:
-    """The same on one line."""
+    """Make text safe for a terminal, on one line."""
     return shown(text.replace("\n", "⏎"))
 
 
@@ -69,7 +69,7 @@ err = PlainConsole(stderr=True)
 
 
 class PlainRecord(logging.LogRecord):
-    """A log message of any library: text and colours, no other control characters."""
+    """A log record of any library, without control characters other than colours."""
 
     def getMessage(self) -> str:
         parts = re.split(r"(\x1b\[[\d;]*m)", super().getMessage())
@@ -77,7 +77,7 @@ class PlainRecord(logging.LogRecord):
 
 
 class LogToConsole(logging.Handler):
-    """dew's own warnings, on standard error."""
+    """Prints dew's warnings to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if is_main_process and record.name != "dew.alarms":  # the live view shows those
@@ -88,7 +88,7 @@ MAX_ERROR_LINES = 20
 
 
 def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
-    """Each problem, and its remedy on a line of its own after an arrow, as in the table of checks."""
+    """Print each problem, with its remedy on a separate line after an arrow, as in the table of checks."""
     lines, indent = ([Text(f"{source}:")], "  ") if source else ([], "")
     who = "" if is_main_process else f"process {os.environ['RANK']}: "
     for problem in problems:
@@ -104,7 +104,7 @@ MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "
 
 
 def show_checks(checks: Sequence[Check], after: str = "") -> None:
-    """Checks as a table: a mark, the status, the finding, and the remedy after an arrow; then their counts."""
+    """Print checks as a table (mark, status, name, finding, and remedy after an arrow), then their counts."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for no_wrap in (True, True, False):
         grid.add_column(no_wrap=no_wrap, overflow="fold")
@@ -119,12 +119,12 @@ def show_checks(checks: Sequence[Check], after: str = "") -> None:
 
 
 def print_json(value: Any) -> None:
-    """JSON on standard output, for programs; ASCII, so that it cannot move a terminal's cursor."""
+    """Print JSON to stdout, for programs. It is ASCII, so that it contains no control characters."""
     sys.stdout.write(json.dumps(value, indent=1, default=str) + "\n")
 
 
 def show_markdown(text: str) -> None:
-    """Print Markdown as dew writes it: paragraphs, headings, and tables, whose rows become blocks if too wide."""
+    """Print Markdown as dew writes it: paragraphs, headings, and tables, which are transposed by row if too wide."""
     lines = text.strip().splitlines()
     for is_table, block in groupby(lines, key=lambda line: line.startswith("|")):
         if not is_table:
@@ -160,12 +160,12 @@ def _block(names: Sequence[Text], values: Sequence[Text]) -> Table:
 
 
 BLUES, ORANGES = ("#d7d7ff", "#afd7ff", "#87afff", "#5f87ff"), ("#ffd7af", "#ffaf5f", "#ff8700", "#d75f00")
-"""Positive and negative credit, in colours that a terminal with 256 of them has: colour-blind readers can distinguish
-them, and black text is readable on all."""
+"""Positive and negative credit, from the 256 terminal colours. They are colour-blind safe, and black text is readable
+on all of them."""
 
 
 def by_credit(tokens: Sequence[str], credit: Sequence[float], scale: float, marked: Sequence[bool] = ()) -> Text:
-    """Tokens coloured by credit: blue positive, orange negative, in proportion to `scale`; underlined if `marked`."""
+    """Colour tokens by credit relative to `scale`: blue positive, orange negative. `marked` ones are underlined."""
     line = Text()
     for i, (token, x) in enumerate(zip(tokens, credit, strict=True)):
         style = "underline " if marked and marked[i] else ""

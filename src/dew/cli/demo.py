@@ -1,4 +1,4 @@
-"""`dew demo`: a baseline and an entropy-weighted rule, on a CPU, in minutes, without downloads; `dew recipes`."""
+"""`dew demo`: train a baseline and an entropy-weighted rule on a CPU. `dew recipes`: list or copy recipes."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def demo(
     _announce(steps, folder)
     with lock(folder):
         _heading("Training")
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the runs
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # for the runs
         algorithms, seeds = {name: name for name in DEMO_RUNS}, [run.settings["seed"]]
         results = train_grid(without_per_run(run, {}), folder, algorithms, seeds, parallel=2, every=max(steps // 6, 1))
         page = build([folder])

@@ -1,4 +1,4 @@
-"""`dew eval`: mean@k, pass@k and maj@k of one model or two. `dew export`: a run's model, to load elsewhere."""
+"""`dew eval`: mean@k, pass@k and maj@k of one or two models. `dew export`: save a run's model for other tools."""
 
 import json
 import re
@@ -39,10 +39,10 @@ def evaluate_(
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_new_tokens: Annotated[int | None, typer.Option(help="Maximum length (default: the run's, or 128).")] = None,
     options: Annotated[
-        str | None, typer.Option(help="Also top_p, greedy, seed, batch_size, threshold (of a reward): '{top_p: 0.9}'.")
+        str | None, typer.Option(help="top_p, greedy, seed, batch_size, threshold of a reward, e.g. '{top_p: 0.9}'.")
     ] = None,
-    engine: Annotated[Literal["transformers", "vllm"], typer.Option(help="What samples.")] = "transformers",
-    vs: Annotated[str | None, typer.Option(help="A second model, or file, to compare on the same problems.")] = None,
+    engine: Annotated[Literal["transformers", "vllm"], typer.Option(help="Sampler.")] = "transformers",
+    vs: Annotated[str | None, typer.Option(help="A second model or file to compare on the same problems.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Write all answers to this new JSON file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -61,7 +61,7 @@ def evaluate_(
         left_out, how = _plan(models, task, settings, reward, threshold, problems, sampling, like)
     elif unused := sorted(given.keys() - {"model", "vs", "as_json"}):
         flags = ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in unused)
-        raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Leave it out."))
+        raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Remove it."))
     files = [] if keep is None else [keep, Path(f"{keep.parent / keep.stem}-vs{keep.suffix}")][: len(names)]
     for file in files:
         _check_new(file)
@@ -74,7 +74,7 @@ def evaluate_(
 
 
 def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, Any], float]:
-    """The settings of `Sampling` that were typed, as flags or in --options, and the threshold of a reward."""
+    """Return the settings of `Sampling` given as flags or in --options, and the threshold of a reward."""
     from dew.compare import Sampling
 
     known = [field.name for field in fields(Sampling)]
@@ -89,7 +89,7 @@ def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, 
 
 
 def _check_new(file: Path) -> None:
-    """Before sampling, which may take hours."""
+    """Check that a file can be written and is new, before sampling, which may take hours."""
     try_writing(file.parent)
     if file.exists():
         raise ConfigError(Problem(f"{file} already exists.", remedy="Name a new file."))
@@ -99,9 +99,9 @@ def _plan(
     models: Sequence[str], task: str | None, settings: str | None, reward: str | None, threshold: float,
     problems: int | None, sampling: dict[str, Any], like: "Scores | None",
 ) -> tuple[bool, dict[str, Any]]:  # fmt: skip
-    """(whether all models are of runs that left these problems out, the arguments of `evaluate`).
+    """Return whether all models are from runs that held these problems out, and the arguments of `evaluate`.
 
-    What was not typed is as in the file to compare with (`like`), or as in the runs.
+    Defaults come from the file to compare with (`like`), or from the runs.
     """
     from dew.compare.scores import check_comparable, judge_name, problem_key
 
@@ -112,13 +112,13 @@ def _plan(
         if unknown_task := [name for name in models if tasks.model_folder(name) == name]:
             if not (Path(unknown_task[0]) / "run.json").is_file():
                 find_model(unknown_task[0], "model")
-            what = f"{unknown_task[0]}: nothing says which problems to evaluate it on."
+            what = f"{unknown_task[0]}: no task to evaluate it on."
             raise ConfigError(Problem(what, remedy="Add --task: a file, a data set such as gsm8k, or countdown."))
         chosen = "countdown"
     given = mapping(settings) or run.task_settings
     own = reward is not None and is_user_function(reward)
     if own and Path(chosen).exists() and "answer" not in {*given, *first_columns(chosen)}:
-        given = {**given, "answer": ""}  # the reward needs none
+        given = {**given, "answer": ""}  # the reward does not need gold answers
     source = tasks.task(chosen, **given)
     judge = _judge(source, run, reward)
     length = max(run.settings.get("max_completion_length") or 0 for run in runs.values()) or 128
@@ -132,7 +132,7 @@ def _plan(
 
 
 def _run_on(task: str | None, runs: Mapping[str, Run]) -> Run:
-    """The first run that trained on this task; without a task, all runs must have trained on the same."""
+    """Return the first run that trained on this task; without a task, all runs must have trained on the same one."""
     for name, run in runs.items():
         data = run.settings.get("dataset_name") or "several data sets" * ("datasets" in run.settings)
         if data and not task:
@@ -151,7 +151,7 @@ def _same_task(task: str, other: Any) -> bool:
 
 
 def _run_of(model: str) -> Run:
-    """The config of the run in this folder, or of the run that it is a checkpoint or the final model of; else none."""
+    """Return the config of the run in this folder, or of the run that this checkpoint or final model belongs to."""
     folder = Path(model)
     homes = [place for place in (folder, folder.parent) if folder.is_dir() and (place / "run.json").is_file()]
     files = [home / name for home in homes[:1] for name in ("verl.yaml", "config.yaml") if (home / name).is_file()]
@@ -159,9 +159,9 @@ def _run_of(model: str) -> Run:
 
 
 def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
-    """What decides which answers are correct: as typed, else the run's verifier, else the task's own.
+    """Return what decides correctness: `reward` if given, else the run's verifier, else the task's.
 
-    A run's folder may be somebody else's, so code that its config names only runs if it is typed.
+    A run's folder may be from someone else, so code that its config names only runs if it is given as `reward`.
     """
     if reward:
         return rewards.load_reward(reward) if is_user_function(reward) else rewards.reward(reward)
@@ -176,7 +176,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
         threshold = run.algorithm_settings.get("threshold", 0.5)
         more = f" --options '{{threshold: {threshold}}}'" if threshold != 0.5 else ""
         remedy = f"To score as in the run, add --reward {path}{more}, which runs that code."
-    raise ConfigError(Problem(f"The task {source.name} has no verifier of its own.", remedy=remedy))
+    raise ConfigError(Problem(f"The task {source.name} has no verifier.", remedy=remedy))
 
 
 def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:
@@ -206,7 +206,7 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
         out.print(f"The answers were sampled with different settings: {values}.")
     if not held_out:
         what = f"{first.task} has no test split: these problems are an eighth of its training data."
-        out.print(f"{what} Only runs of `dew train` on this task leave them out of training.")
+        out.print(f"{what} Only `dew train` on this task leaves them out of training.")
     out.print("\n".join(verdicts([differences[name] for name in main_scores(differences)])))
 
 
@@ -233,10 +233,10 @@ def export(
 
 
 def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
-    """Model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
+    """Load model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
 
-    Mixed-precision training keeps weights in float32 and samples in bfloat16; so does this on a GPU, and vLLM. On a CPU
-    it samples in float32.
+    On a GPU, and with vLLM, float32 weights are sampled in bfloat16, as in mixed-precision training. On a CPU, sampling
+    is in float32.
     """
     path, tokenizer = load_tokenizer(name, engine)
     import torch
@@ -248,13 +248,13 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
         return load_vllm(str(path)), tokenizer
     model = load_weights(path).requires_grad_(False)
     if not torch.cuda.is_available():
-        return model.float(), tokenizer  # few CPUs compute in bfloat16
+        return model.float(), tokenizer  # few CPUs support bfloat16
     cast = torch.bfloat16 if model.dtype == torch.float32 else None
     return SamplingCopy(model.to("cuda"), cast).model, tokenizer
 
 
 def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
-    """(where the model is: a folder or a hub name, its tokenizer). Adapters of the lab have that of their base."""
+    """Return the model's folder or hub name, and its tokenizer (for adapters of the lab, that of the base model)."""
     from transformers import AutoTokenizer
 
     found = RunFolder(tasks.model_folder(name)).model()
@@ -265,8 +265,8 @@ def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
         check_model(name, found)
     adapter, source = path / "adapter_config.json", str(path)
     if engine == "vllm" and adapter.is_file():
-        what = f"{name}: LoRA weights, which have to be merged for vLLM."
-        raise ConfigError(Problem(what, remedy=f"Write `dew export {name} FOLDER`, then evaluate FOLDER."))
+        what = f"{name}: LoRA weights must be merged for vLLM."
+        raise ConfigError(Problem(what, remedy=f"Run `dew export {name} FOLDER`, then evaluate FOLDER."))
     try:
         if adapter.is_file() and not any(path.glob("tokenizer*")):
             source = find_model(str(json.loads(adapter.read_bytes())["base_model_name_or_path"]), str(adapter))
@@ -276,7 +276,7 @@ def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
 
 
 def load_weights(folder: Path) -> Any:
-    """A model with the precision of its weights; LoRA weights are merged."""
+    """Load a model in the precision of its weights. LoRA weights are merged."""
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar

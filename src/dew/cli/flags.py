@@ -1,4 +1,4 @@
-"""The config of a command: a file or a bundled recipe, with settings typed after it (`--learning_rate 1e-5`)."""
+"""The config of a command: a file or a bundled recipe, with settings from the command line (`--learning_rate 1e-5`)."""
 
 import os
 import re
@@ -13,24 +13,24 @@ from dew.rewards.user_function import is_user_function
 from dew.run.config import Run, Settings, flat, make_run, merged, parse_yaml, read_run
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""For commands whose further flags are settings."""
+"""For commands that accept settings as additional flags."""
 UNTRUSTED = "Allow only plain training settings in the file; others must also be given as flags."
 Untrusted = Annotated[bool, typer.Option("--untrusted", help=UNTRUSTED)]
 OVERRIDE = re.compile(r"\+{0,2}\w+(\.\w+)+=.*", re.DOTALL)
 NO_VALUE = re.compile(rf"--.*|-[a-zA-Z]|{OVERRIDE.pattern}", re.DOTALL)
 Typed = dict[str, str]
-"""Name -> text of every setting that was typed; verl's keys as `verl.trainer.nnodes`."""
+"""Name -> text of every setting on the command line; verl's keys as `verl.trainer.nnodes`."""
 
 
 def recipe_files() -> dict[str, Path]:
-    """Name -> file. Recipes are inside the package in a wheel, and at the root of a checkout."""
+    """Return {name: file}. Recipes are inside the package in a wheel, and at the root of a checkout."""
     packaged = Path(__file__).parents[1] / "recipes"
     folder = packaged if packaged.is_dir() else Path(__file__).parents[3] / "recipes"
     return {str(path.relative_to(folder).with_suffix("")): path for path in sorted(folder.rglob("*.yaml"))}
 
 
 def recipe_file(name: str, kind: str = "recipe") -> Path:
-    """The file of a recipe. `kind` is what the user may have meant, for the error."""
+    """Return the file of a recipe. `kind`: what the name may refer to, for the error message."""
     known = recipe_files()
     if name not in known:
         advice = did_you_mean(name, known) or "`dew recipes` lists the recipes."
@@ -39,14 +39,14 @@ def recipe_file(name: str, kind: str = "recipe") -> Path:
 
 
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
-    """The run of a file or a bundled recipe with the settings typed on the command line, and these settings."""
+    """Load a file or a bundled recipe with settings from the command line; return the run and these settings."""
     if config.is_dir():
         advice = f"Give a YAML file or a recipe. To resume: dew resume {config}; to compare runs: dew report RUN RUN"
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else recipe_file(str(config), "config file or recipe"))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
-    make_run(keys, source="command line")  # without what was typed there was no error
+    make_run(keys, source="command line")  # the file alone had no error
     if "verl" in settings:
         keys["verl"] = merged(flat(run.verl), flat(settings["verl"]))
         if keys["engine"] != "verl":
@@ -66,7 +66,7 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
 
 
 def parse_flags(words: Sequence[str]) -> tuple[Settings, Typed]:
-    """Command-line words as settings, and the text typed for each.
+    """Parse command-line words into settings, and return also the text of each.
 
     `--key value`, `--key=value`, several words for a list, a bare `--key` for true, `--no_key` for false. Hydra's
     `a.b=value` and `+a.b=value` become `{"verl": {"a.b": value}}`. Values are YAML 1.2 scalars, lists or mappings.
@@ -102,7 +102,7 @@ def mapping(text: str | None, flag: str = "--settings", example: str = "{numbers
 
 
 def _value(text: str) -> Any:
-    """A number, true, false, null, a list or mapping, quoted text; anything else is plain text."""
+    """Parse a number, true, false, null, a list, a mapping or quoted text; anything else is plain text."""
     try:
         value = parse_yaml(f"value: {text}")["value"]
     except (ConfigError, KeyError):
@@ -112,7 +112,7 @@ def _value(text: str) -> Any:
 
 
 def _located(code: Any, folder: Path) -> Any:
-    """`file.py:name` with the full path of the file, so that `dew resume` finds it from any folder."""
+    """Make the path in `file.py:name` absolute, so that `dew resume` finds it from any folder."""
     if isinstance(code, list):
         return [_located(name, folder) for name in code]
     module, _, attribute = str(code).rpartition(":" if ":" in str(code) else ".")

@@ -28,7 +28,7 @@ def preflight(
     """Check a run before training.
 
     Checks settings, data, gold answers, rewards, a sample of the model's answers, memory and disk.
-    Further flags are settings, as in `dew train`. Exit code 1 if a check fails.
+    Other flags are settings, as in `dew train`. Exit code 1 if a check fails.
     """
     run, typed = load_run(config, context.args)
     with redirect_stdout(sys.stderr):  # what libraries print is not part of the result
@@ -56,7 +56,7 @@ def doctor(json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = F
 
 
 def _finish(checks: list[Check], as_json: bool, after: str = "", **more: Any) -> NoReturn:
-    """Show the checks and, if none failed, what to do `after`. Exit code 1 if one failed."""
+    """Show the checks and, if none failed, the text `after`. Exit with code 1 if one failed."""
     if as_json:
         print_json({"ok": passed(checks), **more, "checks": [asdict(check) for check in checks]})
     else:

@@ -1,4 +1,4 @@
-"""`dew report`, `dew view` and `dew explain`: runs as an HTML page, as a page during training, in the terminal."""
+"""`dew report`, `dew view` and `dew explain`: show runs as an HTML page, as a live page, or in the terminal."""
 
 import time
 import webbrowser
@@ -23,7 +23,7 @@ def report(
     folders: Annotated[list[Path] | None, typer.Argument(help="Run folders, or a folder of several runs.")] = None,
     records: Annotated[Path | None, typer.Option(help="A JSONL file of token records (docs/records.md).")] = None,
     output: Annotated[Path | None, typer.Option("--out", "-o", help="The HTML file to write.")] = None,
-    compare: Annotated[list[str] | None, typer.Option(help="A rule for Compare, such as rules.py:Mine.")] = None,
+    compare: Annotated[list[str] | None, typer.Option(help="Another rule to compare, e.g. rules.py:Mine.")] = None,
 ) -> None:
     """Write an HTML report on one or more runs. It shows curves and the credit of every recorded token."""
     from dew.report import build, build_from_records
@@ -33,7 +33,7 @@ def report(
         raise ConfigError(Problem(what, remedy="Write `dew report runs/NAME`, or `dew report --records FILE.jsonl`."))
     rules = compare or []
     path = build(folders or [], output, rules) if records is None else build_from_records(records, output, rules)
-    out.print(f"{path}\nOpen it in a browser. The same content as JSON is beside it.")
+    out.print(f"{path}\nOpen it in a browser. The .json file next to it has the same content.")
 
 
 @app.command()
@@ -76,7 +76,7 @@ def explain(
 
 
 def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
-    """The most informative of the groups of a step, or with a number, or of all."""
+    """Return the most informative group of those with this step and number (None: any)."""
     from dew.report.tokens import summary
 
     groups = _read(source, step)
@@ -90,7 +90,7 @@ def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
 
 
 def _read(source: Path, step: int | None) -> list[GroupRecord]:
-    """The groups of a file, of a step, or a sample of all of a run's."""
+    """Return the groups of a file or of a step, or a sample of a run's groups."""
     from dew.compare.grid import run_folders
     from dew.report.readers import read_sample
 
@@ -136,7 +136,7 @@ def _show_group(group: GroupRecord) -> None:
                 low, high = (f"{end(trained):+.3f}" for end in (min, max))
                 line += f"   {name} {low if low == high else f'{low} to {high}'}"
         out.print(line + f"   {sum(flipped)} of the wrong sign" * any(flipped))
-        if a.entropy and any(live):  # 1/H of small entropies decides in wrong answers: digits, not decimals
+        if a.entropy and any(live):  # significant digits: in wrong answers, 1/H of small entropies matters
             H = list(compress(a.entropy, live))
             most = max(compress(range(len(credit)), live), key=lambda t: abs(credit[t]))
             largest = f"   largest: {printable(a.tokens[most])} {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"

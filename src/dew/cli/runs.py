@@ -1,4 +1,4 @@
-"""Training in child processes, and the lines that tell how runs are going."""
+"""Train in child processes, and print the progress of runs."""
 
 import os
 import re
@@ -24,7 +24,7 @@ from dew.run.records import try_json
 
 POLL = 0.5
 STOP_TIMEOUT = 60.0
-"""Seconds a child may take to write its checkpoint after it was asked to stop."""
+"""Seconds that a child process has to write its checkpoint when it is asked to stop."""
 LAST_LINES = 6
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 METRICS = {  # heading: metric, format
@@ -82,14 +82,14 @@ class RunView:
         return int(self.latest.get("step", 0))
 
     def skip(self) -> None:
-        """Show nothing again that a resumed run wrote before; it also repeats the steps after its checkpoint."""
+        """Skip what a resumed run wrote earlier, which it may partly repeat."""
         self.poll()
         self.steps = None
         self.alarms.clear()
         self._times.clear()
 
     def poll(self) -> list[dict[str, Any]]:
-        """Read what was written since the last call; return the new lines of metrics."""
+        """Read what was written since the last call, and return the new lines of metrics."""
         lines = [_numbers(line) for line in self._new_lines("metrics.jsonl")]
         for alarm in self._new_lines("alarms.jsonl"):
             self.alarms.append(f"⚠ {self.label} step {alarm.get('step')}: {alarm.get('message')} {alarm.get('remedy')}")
@@ -106,21 +106,21 @@ class RunView:
         if not path.exists():
             return []
         with path.open("rb") as file:
-            file.seek(end if path.stat().st_size >= end else 0)  # without a checkpoint, a resumed run starts again
+            file.seek(end if path.stat().st_size >= end else 0)  # a run resumed without a checkpoint starts over
             *whole, rest = file.read().split(b"\n")
             self._ends[name] = file.tell() - len(rest)
         return [line for text in whole if isinstance(line := try_json(text), dict)]
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimated from the last steps."""
+        """Estimated time left, from the last steps."""
         if self.steps is None or len(self._times) < 2:
             return None
         (first, began), (last, ended) = self._times[0], self._times[-1]
         return (self.steps - last) * (ended - began) / (last - first)
 
     def line(self) -> str:
-        """Progress, time left and metrics; a reward of 0 and 1 is the accuracy and shown once."""
+        """Return progress, metrics and time left. The reward is omitted if it equals the accuracy."""
         found = {key: x for key, x in self.latest.items() if (key, x) != ("reward", self.latest.get("accuracy"))}
         metrics = [f"{head} {form.format(found[key])}" for head, (key, form) in METRICS.items() if key in found]
         left = [f"{clock(self.seconds_left)} left"] if self.seconds_left else []
@@ -139,7 +139,7 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
 # ── child processes ───────────────────────────────────────────────────────────────────────────────────────────
 @dataclass
 class Child:
-    """One `dew train` or `dew resume` in a process of its own, with one torch thread."""
+    """One `dew train` or `dew resume` in a child process, with one torch thread."""
 
     arguments: Sequence[str]
     folder: Path
@@ -152,7 +152,7 @@ class Child:
 
     @property
     def log(self) -> Path:
-        """Beside the run's folder, which must be empty when training starts."""
+        """The log file, next to the run's folder, which must be empty when training starts."""
         return self.folder.with_name(f"{self.folder.name}.log")
 
     def start(self) -> None:
@@ -164,12 +164,12 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"},
-                start_new_session=True,  # Ctrl-C reaches the parent, which stops its children
+                start_new_session=True,  # only the parent gets Ctrl-C, and stops its children
                 close_fds=False,  # it inherits the lock
             )
 
     def check(self, advice: str) -> None:
-        """Called once it has ended: raise an error unless the run is complete."""
+        """Raise an error if the process has ended without completing the run."""
         assert self.process is not None
         code = self.process.returncode
         if code == 0 and RunFolder(self.folder).run().get("status") != "stopped":
@@ -193,7 +193,7 @@ def run_all(
     try:
         while waiting or running:
             while waiting and len(running) < parallel:
-                running.append(waiting.pop(0))  # first, so that an interruption finds it
+                running.append(waiting.pop(0))  # before it starts, so that an interrupt stops it
                 running[-1].start()
             for child in [c for c in running if c.process is not None and c.process.poll() is not None]:
                 running.remove(child)

@@ -1,4 +1,4 @@
-"""`dew train` and `dew resume`, on either engine. Engines are imported where they are used."""
+"""`dew train` and `dew resume`, on either engine. Engines are imported only when they are used."""
 
 import os
 from pathlib import Path
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from dew.engines.verl.launch import Launch
 
 LATEST = "latest_checkpointed_iteration.txt"
-"""The file in which verl names its last complete checkpoint."""
+"""verl's file with the step of its last complete checkpoint."""
 VERL_CONFIG = "verl.yaml"
-"""The run's config, as config.yaml is on TRL; verl's own configuration takes that name."""
+"""The run's config. On TRL this is config.yaml, but here that file is verl's own configuration."""
 
 
 @app.command(context_settings=PASS_ON)
@@ -36,9 +36,9 @@ def train(
     keys: Annotated[bool, typer.Option("--keys", help="List all settings, then exit.")] = False,
     untrusted: Untrusted = False,
 ) -> None:
-    """Train a model. Further flags are settings: `--algorithm grpo --learning_rate 1e-5`; -o is `--output_dir`.
+    """Train a model. Other flags are settings: `--algorithm grpo --learning_rate 1e-5`; -o is `--output_dir`.
 
-    `--engine verl` trains on a cluster; write verl's own keys as hydra does: `trainer.nnodes=8`.
+    `--engine verl` trains on a cluster; give verl's own keys as Hydra overrides: `trainer.nnodes=8`.
     """
     if keys:
         _print_keys()
@@ -93,7 +93,7 @@ def resume_on_trl(folder: Path, changed: dict[str, Any], untrusted: bool) -> Non
     run, more = RunFolder(folder), changed.get("max_steps", 0)
     done = max((m["step"] for m in run.metrics()), default=0)
     if more and more <= done:
-        raise ConfigError(Problem(f"{folder}: the run is at step {done} already.", remedy="Give a larger --max_steps."))
+        raise ConfigError(Problem(f"{folder}: the run is already at step {done}.", remedy="Give a larger --max_steps."))
     if run.finished() and not more:
         sweep(folder)
         out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {build([folder])}")
@@ -115,7 +115,7 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
     args.disable_tqdm = True
     out.print(f"{os.path.basename(str(args.algorithm))} on {parsed.data}: {args.batches}")
     trainer = build_trainer(parsed)
-    if is_main_process and not resume:  # with --overwrite: only now that the new run can start
+    if is_main_process and not resume:  # with --overwrite, delete the old run only when the new one can start
         RunFolder(folder).clear()
     view = RunView(folder)
     try:
@@ -154,7 +154,7 @@ def _print_keys() -> None:
 
 # ── verl ────────────────────────────────────────────────────────────────────────────────────────────────────
 def train_on_verl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, untrusted: bool) -> None:
-    """Print the command, or write what it reads, start it and follow it."""
+    """Print the command (`dry`), or write its input files, start it and follow its progress."""
     from dew.engines.verl import data
     from dew.engines.verl.launch import check_with_verl, prepare
 
@@ -177,7 +177,7 @@ def train_on_verl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool
 
 
 def resume_on_verl(folder: Path, changed: dict[str, Any], untrusted: bool) -> None:
-    """Resume through verl's own resume mode, with the data in the run's folder."""
+    """Resume with verl's own resume mode and the data in the run's folder."""
     from dew.engines.verl.launch import prepare
 
     run = read_run(folder / VERL_CONFIG, changed)

@@ -10,7 +10,7 @@ from dew.run.config import Run
 
 T = TypeVar("T")
 Status = Literal["ok", "warning", "failed", "skipped"]
-EMPTY_REMEDY = "Return 0 for an empty answer; otherwise the policy learns to write nothing."
+EMPTY_REMEDY = "Return 0 for an empty answer; otherwise the policy can learn to write nothing."
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ ok, warning, failed, skipped = (partial(Check, status) for status in get_args(St
 
 
 def graded(name: str, says: str, remedy: str, *, warn: bool, fail: bool = False) -> Check:
-    """Failed, a warning or ok; the remedy is dropped if it is ok."""
+    """Return a failed check, a warning, or ok, which has no remedy."""
     return Check("failed" if fail else "warning" if warn else "ok", name, says, remedy * (warn or fail))
 
 
@@ -39,7 +39,7 @@ def passed(checks: Sequence[Check]) -> bool:
 
 
 def attempt(name: str, function: Callable[..., T], *args: Any) -> tuple[T | None, list[Check]]:
-    """(result, []), or (None, the failed checks) if the function raises."""
+    """Call the function and return (result, []), or (None, failed checks) if it raises."""
     try:
         return function(*args), []
     except DewError as error:
@@ -60,7 +60,7 @@ def preflight(
     run: Run, typed: Mapping[str, str] | None = None, *, answers: int = 128, untrusted: bool = False,
     say: Callable[[str], None] = print,
 ) -> list[Check]:  # fmt: skip
-    """`answers`: how many to sample (0: none; verl samples none). `typed`, `untrusted`: see run/permission.py."""
+    """Check a run. `answers`: how many to sample (0 on verl). `typed`, `untrusted`: see run/permission.py."""
     if run.engine == "verl":
         from dew.preflight.verl import check_run as check_verl
 

@@ -1,15 +1,16 @@
-"""The machine: `dew doctor`, and whether a run on TRL fits into its memory and onto its disk. Imports no TRL.
+"""Checks of the machine: `dew doctor`, and the memory and disk that a run on TRL needs. Does not import TRL.
 
-Memory is an estimate for one process, the longest prompt and answers of full length, without fragmentation or shards.
-P parameters, P′ of them trained; L layers of width D and feed-forward width I; w bytes per weight, c per activation:
+Memory is estimated for one process with the longest prompt and answers of maximum length, without fragmentation or
+sharding. P parameters, P′ of them trained; L layers of width D and feed-forward width I; w bytes per weight, c per
+activation:
 
     weights        w P               twice with a reference policy; + c P for copies in mixed precision
     gradients      w P′
     optimizer      2 w P′            AdamW; 2 P′ for 8-bit optimizers
     activations    A L               per token, A = c (13 D + 4 I); with gradient checkpointing c D L + A
-    vllm           its share of the GPU, if it shares it
+    vllm           its share of the GPU, if it runs on the same one
 
-dew's sampler takes what is free at the time.
+dew's sampler uses what is free at the time.
 """
 
 import math
@@ -71,7 +72,7 @@ def check_folder(folder: Path) -> Check:
 
 # ── dew doctor ──────────────────────────────────────────────────────────────────────────────────────────────
 def doctor() -> list[Check]:
-    """Fails only if something is broken or not supported."""
+    """Check the installation. A check fails only if something is broken or not supported."""
     checks = (check_torch, check_versions, check_gpu, check_free)
     return [result for check in checks for result in guarded(check.__name__.removeprefix("check_"), check)]
 
@@ -84,7 +85,7 @@ def versions() -> list[dict[str, str | None]]:
 
 
 def check_versions(engine: str | None = None) -> Check:
-    """Whether an engine's packages are installed, in supported releases; by default, of the engine installed here."""
+    """Check that supported releases of an engine's packages are installed (default: of the installed engine)."""
     engine = engine or ("verl" if installed("verl") else "trl")
     found = {name: installed(name) for name in NEEDED[engine]}
     releases = {name: number for name, number in found.items() if number is not None and name in SUPPORTED}
@@ -97,7 +98,7 @@ def check_versions(engine: str | None = None) -> Check:
         return warning("versions", says, f"pip install 'dew-rl[{engine}]'.")
     newer = any(Version(number) > Version(newest[name]) for name, number in releases.items())
     here, tried = (", ".join(f"{name} {number}" for name, number in x.items()) for x in (releases, newest))
-    return graded("versions", f"{here}; tried up to {tried}.", install, warn=newer)
+    return graded("versions", f"{here}; tested up to {tried}.", install, warn=newer)
 
 
 def check_torch() -> Check:
@@ -139,11 +140,11 @@ class Model:
     inner: int
     context: int | None
     weight_bytes: float
-    """Per parameter; 0.5 if quantized to 4 bits."""
+    """Bytes per parameter; 0.5 if quantized to 4 bits."""
 
 
 def model_of(parsed: "Parsed") -> Model:
-    """From the model's config, with the run's precision and LoRA's adapters. No weights are loaded."""
+    """Read sizes from the model's config, with the run's precision and LoRA adapters, without loading weights."""
     from peft import get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
     from trl import get_peft_config
@@ -226,7 +227,7 @@ def estimate(
 
 
 REMEDIES = {
-    "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a GPU of its own.",
+    "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a separate GPU.",
     "activations": "Set gradient_checkpointing: true, or halve per_device_train_batch_size and double "
     "gradient_accumulation_steps; the result is the same.",
 }
@@ -234,16 +235,16 @@ REMEDIES = {
 
 NO_GPU = "this machine"
 ROOMY = 0.7
-"""Share of the free memory below which an estimate is sure to fit."""
+"""An estimate below this share of the free memory certainly fits."""
 
 
 def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float, unsaved: float) -> Check:
-    """`unsaved`: bytes without gradient checkpointing."""
+    """Compare the estimate with free memory. `unsaved`: the estimate in bytes without gradient checkpointing."""
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
     if args.gradient_checkpointing and unsaved < ROOMY * free:
-        says += f" gradient_checkpointing: false takes about {size(unsaved)} and is faster."
+        says += f" gradient_checkpointing: false needs about {size(unsaved)} and is faster."
     if device != NO_GPU and not (args.torch_compile or args.deepspeed or args.fsdp):
         says += " torch_compile: true makes updates faster."
     remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
@@ -252,7 +253,7 @@ def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: 
 
 
 def check_disk(args: "DewConfig", model: Model) -> Check:
-    """Room for the model and two checkpoints: the newest one, and the next while it is written."""
+    """Check for space for the model and two checkpoints: the newest, and the next one while it is written."""
     weights = max(model.weight_bytes, 2) * model.trained
     each = weights + (0.0 if args.save_only_model else optimizer_bytes(args, model))
     free, saves = free_disk(Path(args.output_dir)), args.save_strategy != "no"
@@ -263,7 +264,7 @@ def check_disk(args: "DewConfig", model: Model) -> Check:
 
 
 def plan(parsed: "Parsed") -> dict[str, str]:
-    """What `dew train --dry-run` prints: heading -> text."""
+    """Return what `dew train --dry-run` prints, as {heading: text}."""
     args, batches = parsed.args, parsed.args.batches
     found = {"model": parsed.model.model_name_or_path, "data": parsed.data}
     found |= {"algorithm": args.build_algorithm().label, "batches": str(batches)}
@@ -271,7 +272,7 @@ def plan(parsed: "Parsed") -> dict[str, str]:
     if steps <= 0 and parsed.run.task:  # a file may have fewer problems than the run asks for
         passes = args.num_train_epochs * args.num_iterations
         steps, most = math.ceil(passes * parsed.run.problems * batches.answers / batches.trained), "at most "
-    if steps > 0:  # else it is known once the data are read
+    if steps > 0:  # otherwise it depends on the data
         generations = math.ceil(steps / batches.optimizer_steps)
         found["length"] = f"{most}{steps:,} optimizer steps on {generations:,} generations: "
         found["length"] += f"{generations * batches.sampled:,} answers of at most {args.max_completion_length} tokens"

@@ -1,4 +1,4 @@
-"""The checks of a run on TRL: settings, data, gold answers, rewards, and answers drawn by the run's own trainer."""
+"""Checks of a run on TRL: settings, data, gold answers, rewards, and answers sampled by the run's own trainer."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -32,9 +32,9 @@ from dew.tasks import Row
 STREAMED_ROWS = 1000
 LORA_RATES = (1e-5, 2e-4)
 TOLERATED = 0.01
-"""Share of gold answers that may be rejected before the check fails; fewer are a warning."""
+"""If more than this share of the gold answers is rejected, the check fails; below it, it warns."""
 CONCLUSIVE = 8
-"""With this many groups and none mixed the check fails: if 1 in 4 were mixed, 1 sample in 10 would look like this."""
+"""The check fails if none of at least this many groups is mixed. If 1 in 4 were, 1 sample in 10 would have none."""
 PROBED = 32
 
 
@@ -49,7 +49,7 @@ class Data:
 
 
 def read_data(parsed: Parsed) -> Data:
-    """All rows, or the first ones of a streamed data set."""
+    """Return all rows, or the first ones of a streamed data set, and the rewards."""
     train, _ = data_of(parsed)
     parsed.args.batches.check_rows(train)
     rows = islice(train, None if hasattr(train, "__len__") else STREAMED_ROWS)
@@ -68,7 +68,7 @@ def check_columns(data: Data) -> Check:
 
 
 def correct_answers(row: Row) -> list[str]:
-    """A worked solution, if the row has one, then its gold answer in the formats that rewards usually expect."""
+    """Return the row's worked solution, if any, then its gold answer in the formats that rewards usually expect."""
     gold = gold_of(row)
     given = [text_of(row[key]) for key in ("solution", "completion") if isinstance(row.get(key), str | list)]
     answers = [text for text in given if text and text != gold][:1]
@@ -81,12 +81,12 @@ def correct_answers(row: Row) -> list[str]:
 
 
 def score(reward: Any, texts: Sequence[str], rows: Sequence[Row]) -> np.ndarray:
-    """One reward per text, called as the trainer calls it, NaN for None; `texts[i]` answers the problem `rows[i]`."""
+    """Call the reward as the trainer does, on `texts[i]` as the answer to `rows[i]`. NaN stands for None."""
     return np.array(call_as_trl(reward, texts, [[] for _ in texts], rows), dtype=float)
 
 
 def check_golds(data: Data, outcome: int, threshold: float) -> Check:
-    """Whether the outcome reward accepts the gold answer of every row, in any of the usual formats."""
+    """Check that the outcome reward accepts every row's gold answer in one of the usual formats."""
     reward, name, tries = data.rewards[outcome], data.names[outcome], [correct_answers(row) for row in data.rows]
     n, rejected = len(tries), [i for i, texts in enumerate(tries) if texts]
     if not rejected and isinstance(reward, Verifier) and "answer" not in reward.columns:
@@ -95,7 +95,7 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
         remedy = "If the reward needs one, name its column answer, gold or solution."
         return warning("gold", "The rows have no gold answer.", remedy)
     given = len(rejected)
-    for turn in range(max(map(len, tries))):  # the formats in turn, until one is accepted
+    for turn in range(max(map(len, tries))):  # one format after the other, until one is accepted
         asked = [i for i in rejected if turn < len(tries[i])]
         if asked:
             values = score(reward, [tries[i][turn] for i in asked], [data.rows[i] for i in asked])
@@ -113,10 +113,10 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
 
 @dataclass(frozen=True)
 class Answers:
-    """N groups of G answers, one group per prompt. NaN where a reward returned None."""
+    """N groups of G answers, one group per prompt. NaN: the reward returned None."""
 
     outcome: np.ndarray
-    """(N, G) the outcome reward, which decides whether an answer is correct."""
+    """(N, G) outcome reward, which decides whether an answer is correct."""
     parts: np.ndarray
     signal: list[bool]
     """(N,) whether a group has both a correct and a wrong answer."""
@@ -130,11 +130,11 @@ def not_nan(values: np.ndarray) -> np.ndarray:
 
 
 def sample(parsed: Parsed, data: Data, count: int) -> Answers:
-    """About `count` answers, in whole groups, to prompts spread over the data; no more at once than in training."""
+    """Sample about `count` answers, in whole groups, to prompts spread over the data, in batches as in training."""
     with TemporaryDirectory() as folder:
         args = copy(parsed.args)
         args.output_dir, args.report_to, args.disable_tqdm = folder, [], True
-        args.records_every = 1  # keeps the entropy
+        args.records_every = 1  # so that the entropy is computed
         trainer = build_trainer(replace(parsed, args=args))
         size = trainer.num_generations
         groups = min(max(1, math.ceil(count / size)), len(data.rows))
@@ -146,7 +146,7 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
             for start in range(0, groups, at_once)
         ]
     columns = join_columns([batch.columns for batch in batches], {})
-    signal = torch.cat([give_credit(trainer.algorithm, batch).signal for batch in batches])  # a user's rule may raise
+    signal = torch.cat([give_credit(trainer.algorithm, batch).signal for batch in batches])  # user code may raise
     entropies = columns["entropy"][columns["mask"]]
     return Answers(
         outcome=columns["outcome"].double().view(-1, size).cpu().numpy(),
@@ -185,7 +185,7 @@ def check_mean(answers: Answers) -> Check:
     span = (min(0.0, float(scored.min())), max(1.0, float(scored.max())))
     mean = mean_interval([not_nan(group).mean() for group in answers.outcome if not_nan(group).size], span=span)
     says = f"Mean {mean.value:.3f}, 95% interval {mean.low:.3f} to {mean.high:.3f}, over {scored.size} of {n} answers."
-    remedy = "Read some answers (dew eval saves them): those without a reward, or all with the same, train nothing."
+    remedy = "Read some answers (dew eval saves them): without a reward, or with equal rewards, nothing is learned."
     warn = scored.size < 0.99 * n or not np.ptp(scored)
     return graded("mean reward", says, remedy, warn=warn)
 
@@ -197,7 +197,7 @@ def check_entropy(answers: Answers) -> Check:
 
 
 def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """A reward on correct answers, each in the format that scores highest, and on empty answers."""
+    """Return the reward of correct answers, each in the format that scores highest, and of empty answers."""
     rows = data.rows[:PROBED]
     empty = score(reward, [""] * len(rows), rows)
     best = np.full(len(rows), np.nan)
@@ -209,7 +209,7 @@ def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, threshold: float) -> Check:
-    """The outcome reward must not accept an empty answer; any other should differ between answers."""
+    """Check that the outcome reward rejects empty answers, or that another reward differs between answers."""
     name, reward = f"reward {data.names[index]}", data.rewards[index]
     if not callable(reward):
         return skipped(name, "Reward models are not probed.")
@@ -231,7 +231,8 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
 
 
 def check_filter(args: DewConfig, name: str, answers: Answers) -> Check:
-    """A shaped or summed reward differs between almost any two answers: dynamic sampling by it keeps every group."""
+    """Check that the outcome reward is not graded. Such a reward differs between almost any two answers, so dynamic
+    sampling would keep every group."""
     algorithm, chosen = args.build_algorithm(), "threshold" in (args.algorithm_kwargs or {})
     problem = algorithm.graded(torch.from_numpy(answers.outcome))
     if problem is None:
@@ -280,7 +281,7 @@ def check_run(
 
 
 def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], None]) -> list[Check]:
-    """Gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
+    """Check gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
     args, answers = parsed.args, None
     outcome, failures = attempt("outcome", outcome_index, data.names, args)
     if outcome is None:

@@ -1,4 +1,4 @@
-"""The checks of a run on verl."""
+"""Checks of a run on verl."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ def check_run(run: Run, typed: Collection[str] = (), untrusted: bool = False) ->
 
 
 def check_gpus(launch: Launch, found: Sequence[dict[str, Any]]) -> Check:
-    """Compare this machine with one node of the run; the other nodes of a cluster are not visible from here."""
+    """Compare this machine's GPUs with those of one node of the run; other nodes are not visible from here."""
     n, nodes, wanted = len(found), launch["trainer.nnodes"], launch["trainer.n_gpus_per_node"]
     says = f"The run asks for {nodes} x {wanted} GPUs; this machine has {n}."
     remedy = f"Run it on a node of the cluster, or set trainer.n_gpus_per_node={n}." if n else "Run it on the cluster."
@@ -56,7 +56,7 @@ def check_verifier(launch: Launch, data: Data) -> Check:
     """Call the verifier on empty answers and, if it reads nothing but the gold answer, on boxed gold answers."""
     verifier = None if launch.own_reward else verifier_of(launch.run)
     if verifier is None:
-        return skipped("verifier", "A reward function of your own is not called here.")
+        return skipped("verifier", "Your own reward function is not called here.")
     rows = [row["extra_info"] for row in data.train[:64]]
     boxed = [rf"\boxed{{{row['answer']}}}" for row in rows] if verifier.columns == ("answer",) else []
     good, empty = (

@@ -1,5 +1,5 @@
-"""The report: metrics and token records of runs as one self-contained HTML page, and as JSON, report.json, whose fields
-docs/report.md documents."""
+"""The report: metrics and token records of runs as one self-contained HTML page, and as report.json (docs/report.md
+documents its fields)."""
 
 import logging
 import math
@@ -24,25 +24,25 @@ __all__ = ["build", "build_from_records"]
 
 SCHEMA = 1
 MAX_STEPS = 4000
-"""Points of a curve in the page."""
+"""Maximum number of points of a curve in the page."""
 MAX_POINTS = 40_000
-"""Points of one metric over all runs."""
+"""Maximum number of points of one metric over all runs."""
 log = logging.getLogger(__name__)
 
 
 def build(folders: Sequence[Path], out: Path | None = None, rules: Sequence[str] = ()) -> Path:
     """Write report.html and report.json for the runs in `folders` and return the path of the page.
 
-    Runs may come from dew or plain TRL. A folder may also hold several runs, as those of `dew compare`, `dew lab` and
-    `dew demo` do. Default: in the given folder, else in the current one. `rules` are compared on recorded groups, such
-    as `gtpo(alpha2=0.5)` or `rules.py:Mine`, besides the registered ones.
+    Runs may come from dew or plain TRL. A folder may also hold several runs, e.g. from `dew compare`, `dew lab` or
+    `dew demo`. By default, files are written to the folder if there is only one, else to the current one. `rules`, such
+    as `gtpo(alpha2=0.5)` or `rules.py:Mine`, are compared on recorded groups in addition to the registered ones.
     """
     folders = [Path(folder) for folder in folders]
     return _write(read_content(folders, rules), out, folders[0] if len(folders) == 1 else Path())
 
 
 def build_from_records(file: Path, out: Path | None = None, rules: Sequence[str] = ()) -> Path:
-    """The same for one file of token records (docs/records.md) from any trainer."""
+    """Write a report for one file of token records (docs/records.md), which may come from any trainer."""
     file = Path(file)
     return _write(content_of([read_records_file(file)], rules), out, file.parent)
 
@@ -55,7 +55,7 @@ def read_content(folders: Sequence[Path], rules: Sequence[str] = ()) -> Json:
     arms = [arm for folder in folders for arm in read_grid(folder).get("arms", [])]
     tasks = list(dict.fromkeys(str(run.facts.get("data")) for run in runs))
 
-    def place(run: Run) -> tuple[int, int]:  # the baseline first
+    def place(run: Run) -> tuple[int, int]:  # puts the baseline first
         arm = run.facts.get("arm")
         return tasks.index(str(run.facts.get("data"))), arms.index(arm) if arm in arms else len(arms)
 
@@ -72,7 +72,7 @@ def _write(content: Json, out: Path | None, folder: Path) -> Path:
 
 
 def content_of(runs: Sequence[Run], rules: Sequence[str] = ()) -> Json:
-    """Tasks of a study have results of their own, since their scores cannot be compared."""
+    """Return the content of the page. Tasks of a study have separate results, as their scores are not comparable."""
     summaries = [[summary(group) for group in run.groups] for run in runs]
     tasks = dict.fromkeys(str(run.facts.get("data")) for run in runs) if all("arm" in run.facts for run in runs) else {}
     columns = [_columns(_thin_steps(run.metrics, min(MAX_STEPS, max(100, MAX_POINTS // len(runs))))) for run in runs]
@@ -108,7 +108,7 @@ def _results(runs: Sequence[Run], summaries: Sequence[Sequence[Json]] = ()) -> J
 
 
 def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:
-    """The results of each task. An arm's colour is the same in all of them."""
+    """Return the results of each task. An arm has the same colour in all of them."""
     of_task = {task: [run for run in runs if str(run.facts.get("data")) == task] for task in tasks}
     found = [{"task": task, **_results(of_task[task])} for task in tasks]
     colours: dict[tuple[str, int], int] = {}
@@ -141,7 +141,7 @@ def _run(run: Run, groups: Sequence[Json], columns: Json, other: Iterator[Mappin
 
 
 def _thin_steps(metrics: Sequence[Json], points: int) -> Sequence[Json]:
-    """At most `points` lines, each with the latest value of every metric since the previous one, so none is lost."""
+    """Return at most `points` lines, each with the latest value of every metric since the previous line."""
     if len(metrics) <= points:
         return metrics
     thin: list[Json] = []
@@ -153,14 +153,14 @@ def _thin_steps(metrics: Sequence[Json], points: int) -> Sequence[Json]:
 
 
 def _columns(metrics: Sequence[Json]) -> Json:
-    """Lines -> columns of equal length, null if a step lacks a metric."""
+    """Convert lines to columns of equal length, with null if a step lacks a metric."""
     rounded = [{name: _short_number(x, 12 if name == "time" else 6) for name, x in line.items()} for line in metrics]
     names = dict.fromkeys(name for line in rounded for name, value in line.items() if value is not None)
     return {name: [line.get(name) for line in rounded] for name in names}
 
 
 def _short_number(x: Any, digits: int) -> float | int | None:
-    """A number with so many significant digits, six for a curve; None: not a number."""
+    """Round a number to `digits` significant digits; None if it is not a finite number."""
     if not isinstance(x, int | float) or isinstance(x, bool) or not math.isfinite(x):
         return None
     return x if isinstance(x, int) else float(f"{x:.{digits}g}")
@@ -199,14 +199,14 @@ def _answer(answer: AnswerRecord, above: float, nearest: tuple[int, int] | None)
 
 
 def _short(values: Sequence[float], digits: int) -> list[float | None] | float | None:
-    """Rounded to `digits` significant digits; a single number if all are equal, as in GRPO."""
+    """Round to `digits` significant digits. If all values are equal, as in GRPO, return a single number."""
     short = [float(f"{x:.{digits}g}") if math.isfinite(x) else None for x in values]
     same = len(short) > 1 and short[0] is not None and len(set(short)) == 1
     return short[0] if same else short
 
 
 def _shareable(facts: dict[str, Any]) -> dict[str, Any]:
-    """Without the paths of the machine that trained: a report is a file that people pass on."""
+    """Remove local paths, because people share reports."""
     model = str(facts.get("model", ""))
     return {**facts, "model": Path(model).name} if model.startswith(("/", "~")) else facts
 
@@ -235,9 +235,9 @@ CHARTS = (  # title, metrics, note, whether its axis is logarithmic
 
 
 def charts_of(runs: Sequence[Json]) -> list[Json]:
-    """{title, names, note, log, folded} of each chart, from the columns of the runs' metrics.
+    """Return {title, names, note, log, folded} of each chart, from the metrics of the runs as columns.
 
-    A metric that repeats an earlier one in every run, as the only part of a reward does, has no chart; one that never
+    A metric that repeats an earlier one in every run, such as the only part of a reward, has no chart. One that never
     changes or belongs to no chart has a folded one.
     """
     names: list[str] = []

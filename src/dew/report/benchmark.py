@@ -1,9 +1,9 @@
 """The benchmark of credit rules on language models: its settings, its committed runs, and the comparison with DAPO and
 with placebos as a table. `dew lab --benchmark` adds the rows of your own rules.
 
-docs/benchmark.md is the plan. A stage trains some arms on some tasks: the runs of a stage on a task are a study of the
-lab. DATA/STAGE-TASK/001.jsonl.gz, 002 and so on hold the files of their run folders, but no adapters and token records.
-scripts/benchmark.py runs the stages, draws the results and writes their page.
+docs/benchmark.md is the plan. A stage trains some arms on some tasks. Its runs on one task are a study of the lab.
+DATA/STAGE-TASK/001.jsonl.gz, 002 and so on hold the files of the run folders, without adapters and token records.
+scripts/benchmark.py runs the stages, plots the results and writes their page.
 """
 
 import gzip
@@ -32,17 +32,17 @@ REMOVED = (
     "dew(entropy_clip=(0.01,100.0),compare=context)", "dew(compare=matrix,value=rank)",
     "dew(compare=matrix,value=contrast)", "dew(compare=matrix,value=divergence)", "dew(cap=2.0)",
 )  # fmt: skip
-"""Candidates of the screening that did not go on and are no longer part of dew; commit ed304a7e has them."""
+"""Candidates that the screening rejected and that are no longer part of dew; commit ed304a7e has them."""
 CANDIDATES = (
     "dew(entropy_clip=(0.01,100.0),compare=relative)", *REMOVED, "fipo", "stare", "gepo", "gmpo", "dppo",
 )  # fmt: skip
-"""Rules of the screening, as the lab labels them: comparisons with unbounded weights have a floor."""
+"""Rules of the screening, under the lab's labels. Comparisons with unbounded weights have a lower bound on entropy."""
 IN_THE_LOSS = {arm: f"{arm}(placebo=True)" for arm in ("entropy_advantage", "kl_cov", "fipo")}
-"""Rules that weight tokens in their loss, where placebos do not reach: theirs are not trained, so they cannot win."""
+"""Rules that weight tokens in their loss, for which there is no placebo. Without one they cannot win."""
 RATES = (2e-5, 4e-5, 8e-5)
 MARGIN = 0.01
 INTERIM = (12, 0.005)
-"""Seeds of the interim look of stage 3 on task A, and the alpha it spends."""
+"""Seeds at the interim analysis of stage 3 on task A, and the alpha that it spends."""
 SCORES = ("pass@1", "area", "pass@4")
 SETTINGS = {
     "group_size": 8, "prompts": 16, "optimizer_steps": 4, "generations": 30, "eval_problems": 512, "eval_k": 4,
@@ -72,10 +72,10 @@ TASKS = {
 class Stage:
     first_seed: int
     seeds: Mapping[str, int]
-    """Of each task."""
+    """Number of seeds for each task."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     random: str = ""
-    """Tasks with an arm with random rewards."""
+    """Tasks that have an arm with random rewards."""
 
 
 STAGES = {
@@ -86,11 +86,11 @@ STAGES = {
     "stage2": Stage(100, {"A": 8, "B": 8, "C": 8}, {"eval_problems": 192}, random="AC"),
     "stage3": Stage(200, {"A": 24, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="D"),
 }
-"""In order. `start` measures the accuracy before training, with three evaluations of a policy that stands still."""
+"""In order. `start` measures the accuracy before training, with three evaluations at a negligible learning rate."""
 
 
 def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: Any) -> list[Result]:
-    """Train arms on a task with the settings of a stage, or with other arguments of `study`."""
+    """Train arms on a task with the settings of a stage. `changed` overrides arguments of `study`."""
     of, where = STAGES[stage], TASKS[task]
     how: dict[str, Any] = {"model": where.model, "tasks": [where.name], "task_settings": where.settings}
     how |= {"seeds": of.seeds[task], "first_seed": of.first_seed}
@@ -105,7 +105,7 @@ Runs = Mapping[str, Sequence[Result]]
 
 
 def read(data: Path, work: Path) -> Runs:
-    """All runs of the archives in `data`, which are unpacked into `work` unless they are there."""
+    """Return all runs in the archives of `data`, unpacking them into `work` if they are not there yet."""
     for archive in sorted(data.glob("*/*.jsonl.gz"), reverse=True):  # the newest grid.json is the one that counts
         root = (work / archive.parent.name).resolve()
         for name, text in archived(archive).items():
@@ -118,14 +118,14 @@ def read(data: Path, work: Path) -> Runs:
 
 
 def archived(archive: Path) -> dict[str, str]:
-    """The texts of the files in an archive, by their names."""
+    """Return {file name: text} of an archive."""
     lines = gzip.decompress(archive.read_bytes()).splitlines()
     return {entry["file"]: entry["text"] for entry in map(json.loads, lines)}
 
 
 @cache
 def companions(arm: str) -> tuple[str | None, str | None]:
-    """The labels of an arm's control and placebo, if it weights tokens."""
+    """Return the labels of an arm's control and placebo, if it weights tokens."""
     if arm in REMOVED:
         return None, None
     found = parse_arms([arm], RATES[:1])[0]
@@ -133,7 +133,7 @@ def companions(arm: str) -> tuple[str | None, str | None]:
 
 
 def rate_means(runs: Sequence[Result]) -> dict[str, dict[float, float]]:
-    """Mean pass@1 of each arm at each learning rate with all seeds of stage 1."""
+    """Return the mean pass@1 of each arm at each learning rate that has all seeds of stage 1."""
     of: dict[str, dict[float, list[float]]] = {}
     for r in runs:
         of.setdefault(r.arm, {}).setdefault(r.learning_rate or 0, []).append(r.scores["pass@1"])
@@ -153,12 +153,12 @@ def by_arm(runs: Iterable[Result]) -> dict[str, list[Result]]:
 
 @dataclass(frozen=True)
 class Row:
-    """An arm on a task."""
+    """The results of an arm on a task."""
 
     arm: str
     runs: Sequence[Result]
     than_baseline: Mapping[str, Difference]
-    """By score."""
+    """Difference from the baseline, by score."""
     than_placebo: Difference | None = None
     verdict: str = ""
     """win, level, loss or open; empty for controls, placebos and random rewards."""
@@ -167,8 +167,8 @@ class Row:
 def compare(
     runs: Sequence[Result], placebos: Mapping[str, str | None], *, final: bool = False, alpha: float | None = None
 ) -> list[Row]:
-    """A row for each arm, the baseline first. Holm's correction is over the rules, the keys of `placebos`, which may
-    have none. `final`: a win is possible. `alpha`: None before a look."""
+    """Return a row for each arm, the baseline first. `placebos`: rule -> its placebo, or None; Holm's correction is
+    over these rules. `final`: whether a win is possible. `alpha`: None if no analysis is planned yet."""
     of = by_arm(runs)
     rules, others = ([arm for arm in of if arm != BASELINE and (arm in placebos) == wanted] for wanted in (True, False))
 
@@ -190,7 +190,7 @@ def compare(
 
 
 def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, final: bool, alpha: float | None) -> str:
-    """As the plan defines it; the first that holds."""
+    """Return the first verdict of the plan that applies."""
     if alpha is None:
         return "open"
     better, other = (x is not None and x.value > 0 and x.holm < alpha for x in (d, placebo))
@@ -202,14 +202,14 @@ def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, fi
 
 
 def alpha_of(stage: str, task: str, seeds: int) -> float | None:
-    """Of a look after this many seeds; None if none is planned."""
+    """Return the alpha of the analysis after this many seeds, or None if none is planned."""
     whole, (interim, spent) = STAGES[stage].seeds[task], INTERIM
     looks = {whole: SIGNIFICANT - spent, interim: spent} if (stage, task) == ("stage3", "A") else {whole: SIGNIFICANT}
     return next((alpha for least, alpha in looks.items() if seeds >= least), None)
 
 
 def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
-    """Of stage 2 or 3."""
+    """Return the rows of stage 2 or 3."""
     found = runs.get(f"{stage}-{task}", ())
     rules = [arm for arm in by_arm(found) if arm in (*ARMS, *CANDIDATES)]
     placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in rules}
@@ -221,8 +221,8 @@ def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
 
 ABOUT = f"""Rules in the order of the plan, controls, placebos and random rewards below them. pass@1 is the mean of the
 last evaluations. Differences are paired by seed, with 95% intervals of Student's t; p is Holm's, over the rules of the
-task. Verdicts are the plan's; where two hold, the first of win, level (within ±{MARGIN}), loss counts. Entropy in
-nats, length in tokens, cut off and KL from the start per token are means over the last sixth of training."""
+task. Verdicts are the plan's: the first of win, level (within ±{MARGIN}) and loss that applies. Entropy (nats), length
+(tokens), the share cut off and the KL per token from the start are means over the last sixth of training."""
 HEAD = (
     "rule", "rate", "seeds", "pass@1", "− DAPO", "p", "− placebo", "p", "area − DAPO", "pass@4 − DAPO", "entropy",
     "length", "cut off", "KL", "verdict",

@@ -1,4 +1,4 @@
-"""Read the folders of runs of dew or of plain TRL, or a file of token records, and tell which runs form an arm."""
+"""Read run folders of dew or plain TRL, or a file of token records, and group runs into arms."""
 
 import reprlib
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from dew.run.folder import RunFolder
 from dew.run.records import MAX_FILE, GroupRecord, Json, SchemaError, read_records, sample_records, try_json
 
 PAGE_TOKENS = 300_000
-"""Tokens of all runs in one page, about 6 MB of HTML. Beyond it groups are sampled, and the page says so."""
+"""Maximum number of tokens in one page, about 6 MB of HTML. Above it, groups are sampled, and the page says so."""
 READ_BYTES = 48 << 20
-"""Compressed records that are read, over all runs: a few seconds."""
+"""Maximum size of the compressed records that are read, over all runs, which takes a few seconds."""
 TOKEN_BYTES = 80
-"""JSON of one recorded token, at most: more than a page can hold is not parsed."""
+"""Maximum size of one recorded token as JSON, to avoid parsing more than a page can hold."""
 MAX_RECORDED = 32
-"""Runs whose token records are read; of more, evenly spaced ones."""
+"""Maximum number of runs whose token records are read. If there are more, evenly spaced ones are chosen."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """What could be read of a run. Readers fill in what their format has, and the page shows that."""
+    """What could be read of a run. Readers fill in what their format has."""
 
     name: str
     kind: str
@@ -40,12 +40,12 @@ class Run:
     groups: list[GroupRecord] = field(default_factory=list)
     sample: dict[str, Any] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
-    """One sentence for each thing that could not be read."""
+    """One sentence for each file that could not be read."""
     folder: Path | None = None
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """The folder itself, or, if it is not a run, the runs inside it, up to two levels down."""
+    """Return the folder itself or, if it is not a run, the runs inside it, up to two levels down."""
     if not folder.is_dir() or _kind(folder):
         return [folder]
     found = [p for pattern in ("[!.]*", "[!.]*/*") for p in sorted(folder.glob(pattern)) if p.is_dir() and _kind(p)]
@@ -57,21 +57,21 @@ def has_run(folder: Path) -> bool:
 
 
 def _kind(folder: Path) -> str | None:
-    """The trainer that wrote this folder; None: it is not a run."""
+    """Return which trainer wrote this folder, or None if it is not a run."""
     if any((folder / name).exists() for name in ("run.json", "metrics.jsonl", "records")):
         return "dew"
     return "trl" if _trl_state(folder) else None
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """The runs in `folders`, which divide the tokens of a page and the time to read them."""
+    """Read the runs in `folders`, which share the token budget of a page and the time to read them."""
     recorded = [folder for folder in folders if (folder / "records").is_dir()]
     chosen = {recorded[i] for i in evenly(len(recorded), MAX_RECORDED)}
     return [read_run(folder, len(chosen) if folder in chosen else 0) for folder in folders]
 
 
 def read_run(folder: Path, share: int = 1) -> Run:
-    """The run in `folder`, one of `share` runs in a page; 0: without its token records."""
+    """Read the run in `folder`, one of `share` runs in a page; with 0, without its token records."""
     if folder.is_file():
         remedy = f"Give the folder of a run. For a file of token records: dew report --records {folder}"
         raise ConfigError(Problem(f"{folder}: a file, not a folder.", remedy=remedy))
@@ -84,7 +84,7 @@ def read_run(folder: Path, share: int = 1) -> Run:
         raise ConfigError(Problem(f"{folder}: no run has finished yet.", remedy=f"`dew view {folder}` waits for one."))
     what = f"{folder}: not the folder of a run."
     why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json (TRL)."
-    remedy = "For anything else, write the JSONL of docs/records.md and pass it with --records."
+    remedy = "For other trainers, write token records as JSONL (docs/records.md) and pass them with --records."
     raise ConfigError(Problem(what, why, remedy))
 
 
@@ -103,7 +103,7 @@ MAX_CONFIG = 200_000
 
 
 def _dew_run(folder: Path, share: int) -> Run:
-    """The run may still be training; damaged files are reported and skipped."""
+    """Read a run of dew, which may still be training. Damaged files are reported and skipped."""
     run, config = RunFolder(folder), folder / "config.yaml"
     found: dict[str, Any] = {}
     notices: list[str] = []
@@ -135,11 +135,11 @@ TRL_NAMES = {
     "sampling/importance_sampling_ratio/max": "ratio/max",
     "kl": "kl/ref",
 }
-"""TRL's name -> dew's name of a metric; others keep TRL's."""
+"""TRL's name -> dew's name of a metric; others keep TRL's name."""
 
 
 def _trl_state(folder: Path) -> Path | None:
-    """trainer_state.json of the folder itself or of its last checkpoint."""
+    """Return trainer_state.json of the folder itself or of its last checkpoint."""
     own = folder / "trainer_state.json"
     found = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda p: (len(p.parent.name), p.parent.name))
     return own if own.exists() else found[-1] if found else None
@@ -178,19 +178,19 @@ def _trl_metrics(history: Any) -> list[Json]:
 
 
 def evenly(n: int, most: int) -> list[int]:
-    """At most `most` of the indices 0..n−1, evenly spaced, including the first and the last."""
+    """Return at most `most` of the indices 0..n−1, evenly spaced, including the first and the last."""
     if n <= most:
         return list(range(n))
     return [round(i * (n - 1) / (most - 1)) for i in range(most)] if most > 1 else [n - 1][:most]
 
 
 def cost(group: GroupRecord) -> int:
-    """Size of a group in the page, in tokens; four characters of text count as one."""
+    """Return the size of a group in the page, in tokens; at least one per four characters of text."""
     return max(group.size, sum(len(token) for answer in group.answers for token in answer.tokens) // 4)
 
 
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """All groups, or every second, fourth ... of them, that cost at most `tokens` in all; at least the smallest."""
+    """Keep all groups, or every second, fourth ... one, so that they cost at most `tokens`; at least the smallest."""
     kept = groups
     while kept and sum(map(cost, kept)) > tokens:
         kept = [kept[i] for i in evenly(len(kept), len(kept) // 2)]
@@ -198,7 +198,7 @@ def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
 
 
 def read_sample(files: Sequence[Path], share: int = 1) -> tuple[list[GroupRecord], dict[str, Any], list[str]]:
-    """Groups from evenly spaced files within the budget of a page, how much that is, and what could not be read."""
+    """Return groups from evenly spaced files within the budget of a page, their counts, and what could not be read."""
     picked: list[Path] = []
     if share:
         mean = sum(map(_bytes, files)) / max(1, len(files))
@@ -210,7 +210,7 @@ def read_sample(files: Sequence[Path], share: int = 1) -> tuple[list[GroupRecord
             found, of = sample_records(path, PAGE_TOKENS / share / len(picked) * TOKEN_BYTES)
             groups, seen = groups + found, seen + of
         except RecordError as error:
-            if path.exists():  # else the running job has removed it
+            if path.exists():  # otherwise the running job has deleted it
                 notices.append(str(error))
     kept = thin(groups, PAGE_TOKENS // max(1, share))
     return kept, {"groups": len(kept), "of": seen, "files": len(picked), "files_of": len(files)}, notices
@@ -229,14 +229,14 @@ NOT_COMPARED = {
     *("seed", "data_seed", "output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint"),
     *("experiment_name", "data_loader_seed"),  # verl's
 }
-"""Settings that do not tell arms apart, by the last part of their dotted names."""
+"""Settings that do not distinguish arms, by the last part of their dotted names."""
 MAX_SETTINGS = 1000
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxlist = 3, 20
 
 
 def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
-    """The arms and the settings that differ.
+    """Return the arms and the settings that differ.
 
     An arm is {label, runs (indices), algorithm, data, learning_rate}, a setting {name, values (one per run)}.
     """
@@ -252,7 +252,7 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
         return missing or len(set(has)) > 1
 
     names = [name for name in dict.fromkeys(name for settings in known for name in settings) if differs(name)]
-    named = all("arm" in run.facts for run in runs)  # then an arm's name stands for the settings of its algorithm
+    named = all("arm" in run.facts for run in runs)  # if so, an arm's name implies the settings of its algorithm
     ignored = NOT_COMPARED | (own if named else set())
     compared = [name for name in names if name.rsplit(".", 1)[-1] not in ignored]
     members: dict[tuple[Any, ...], list[int]] = {}
@@ -262,7 +262,7 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
     rates = len({settings.get("learning_rate") for settings in known}) > 1
 
     def label(first: int) -> str:
-        """The arm's name and what tells it apart from others with the same name; else the run's name."""
+        """Return the arm's name and what distinguishes it from others with the same name, or the run's name."""
         mine, name = known[first], called[first]
         if not name or len(runs) == 1:
             return runs[first].name
@@ -281,7 +281,7 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
 
 
 def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
-    """Every setting of a run by its dotted name, as text, and which of them belong to the algorithm."""
+    """Return every setting of a run by its dotted name, as text, and the names of those of the algorithm."""
     try:
         config = parse_yaml(run.config or "{}", run.name)
     except DewError:

@@ -1,5 +1,5 @@
-"""What runs show: one row per metric with paired differences between arms, and findings in words: verdicts, scores that
-rose or fell, alarms, and what the recorded tokens tell."""
+"""Results of runs: one row per metric with paired differences between arms, and findings in words (verdicts, changes of
+scores, alarms, and findings from the recorded tokens)."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -26,9 +26,9 @@ METRICS = {
     "groups/mixed_share": "share of groups with correct and wrong answers",
     "credit/flipped_share": "share of tokens with credit of the wrong sign",
 }
-"""Metrics with a row of their own, after the scores."""
+"""Metrics that get a row, after the scores."""
 EVAL_PASS = re.compile(r"(eval/(?:.+_)?)pass@\d")
-"""pass@k during training; the group is the same for all k of an evaluation set, `eval/` or `eval/<set>_`."""
+"""pass@k during training. The regex group is the prefix of an evaluation set, `eval/` or `eval/<set>_`."""
 answers_of = cache(read_answers)
 
 
@@ -36,7 +36,7 @@ answers_of = cache(read_answers)
 
 
 def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
-    """Scores, then metrics: {name, note, link, before, after, low, high (one per run), differences}.
+    """Return rows of scores, then of metrics: {name, note, link, before, after, low, high (per run), differences}.
 
     Differences are from the first arm, paired by seed, or by problem if each arm has one run.
     """
@@ -49,7 +49,7 @@ def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
 
 
 def _area_row(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
-    """The mean accuracy in training, if no run has it among its scores."""
+    """Return a row with the mean accuracy in training, if no run has it among its scores."""
     curves = [_values(run, "accuracy") for run in runs]
     if not any(curves) or any(row["name"] == AREA for row in scores):
         return []
@@ -77,7 +77,7 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
 
 
 def _shown(scores: Mapping[str, Any]) -> list[str]:
-    """The main scores; if there is no pass@k, the first scores."""
+    """Return the main scores or, if there is no pass@k, the first scores."""
     known = [name for name in scores if name in TITLES or re.fullmatch(r"pass@\d{1,6}", name)]
     return main_scores(known) or list(scores)[:4]
 
@@ -85,7 +85,7 @@ def _shown(scores: Mapping[str, Any]) -> list[str]:
 def _metric_rows(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
     names = {name for run in runs for line in (*run.metrics[:1], *run.metrics[-1:]) for name in line}
     evals = {name for run in runs for line in run.metrics for name in line if EVAL_PASS.match(name)}
-    if any(row["name"] == "final" for row in scores):  # then both ends of these curves are among the scores
+    if any(row["name"] == "final" for row in scores):  # both ends of these curves are already among the scores
         names, evals = names - {"accuracy"}, set()
     sets = sorted({match[1] for name in evals if (match := EVAL_PASS.match(name))})
     picked = [of + n for of in sets for n in _shown({n.removeprefix(of): 0 for n in evals})]
@@ -100,7 +100,7 @@ def _metric_rows(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
         if any(x is not None for x in row["after"]):
             rows.append(row)
     same = [r for r in rows if r["name"] == "reward" and any(r["after"] == q["after"] for q in rows if q is not r)]
-    return [row for row in rows if row not in same]  # an outcome reward alone is the accuracy
+    return [row for row in rows if row not in same]  # a single 0/1 reward equals the accuracy
 
 
 def _values(run: Run, name: str) -> list[float]:
@@ -119,7 +119,7 @@ def _number(x: Any) -> float | None:
 
 
 def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[Difference]:
-    """From the first arm: by seed where both have several seeds, by problem where each has one run."""
+    """Return differences from the first arm, paired by seed if both have several, or by problem if each has one run."""
     found = []
     for arm in arms:
         reference = _reference(arms, arm)
@@ -137,14 +137,14 @@ def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[D
 
 
 def _reference(arms: Sequence[Json], arm: Json) -> Json:
-    """The first arm with the same data, at the same learning rate if it was trained at that."""
+    """Return the first arm with the same data, at the arm's learning rate if it was trained at it."""
     same = [a for a in arms if a["data"] == arm["data"]]
     rate = [a for a in same if a["learning_rate"] == arm["learning_rate"] and a["algorithm"] == same[0]["algorithm"]]
     return rate[0] if rate and rate[0] is not arm else same[0]
 
 
 def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> str:
-    """Model, task, budget and result: "tiny6 on countdown, 320 steps: dew 8% to 40% solved, dapo 35%"."""
+    """Return model, task, budget and result: "tiny6 on countdown, 320 steps: dew 8% to 40% solved, dapo 35%"."""
     facts = runs[0].facts
     model, data = (str(facts[name]) if facts.get(name) else "" for name in ("model", "data"))
     steps = max((run.metrics[-1]["step"] for run in runs if run.metrics), default=0)
@@ -170,23 +170,23 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
 # ── findings in words ───────────────────────────────────────────────────────────────────────────────────────
 
 MAX_CHECKED = 20_000
-"""Steps of all runs that are checked again for alarms: the first and the last ones of each."""
+"""Maximum number of steps, over all runs, that are checked for alarms: the first and last ones of each run."""
 MAX_PAIRED = 16
-"""Runs whose evaluated answers are read, to pair scores by problem."""
+"""With more runs, the evaluated answers are not read to pair scores by problem."""
 
 
 def findings_of(
     runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json], summaries: Sequence[Sequence[Json]]
 ) -> list[Json]:
-    """Verdicts, then scores, alarms and what the recorded tokens show, the bad first: {kind, text, remedy?, link?}.
+    """Return verdicts, then changes of scores, alarms and findings from tokens, bad ones first.
 
-    The kind is verdict, good, bad, amber (a property of the rule) or note, and the link is an address within the page.
-    `summaries`: of each run's groups.
+    A finding is {kind, text, remedy?, link?}. The kind is verdict, good, bad, amber (a property of the rule) or note;
+    the link is an address within the page. `summaries`: those of each run's groups.
     """
     alarms, tokens = _alarms(runs, arms), _tokens(runs, arms, summaries)
     for sign in [finding for finding in alarms if finding["alarm"] == "wrong_sign"]:
         sign["kind"] = "amber"
-        for finding in tokens:  # what the records say about it is more exact
+        for finding in tokens:  # findings from the records are more precise
             finding["remedy"] = sign["remedy"]
         alarms = [finding for finding in alarms if finding is not sign or not tokens]
     found = [*_score_changes(runs, arms, rows), *alarms, *tokens]
@@ -208,7 +208,7 @@ HOW = {
 
 
 def _ended(run: Run, who: str) -> Json | None:
-    """Why a run that is not complete no longer trains, and how to resume it."""
+    """Return why an incomplete run is no longer training, and how to resume it."""
     status, of = run.facts.get("status"), run.facts.get("steps")
     if status not in HOW:
         return None
@@ -231,7 +231,7 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
-    """How each score changed during training; several arms in which it moved the same way share a sentence."""
+    """Describe how each score changed during training. Three or more arms with the same direction share a sentence."""
     scored = [row for row in rows if "task" in row and any(x is not None for x in row["before"])]
     scored = scored or [row for row in rows if EVAL_PASS.match(row["name"])]
     tasks = {row.get("task") for row in scored}
@@ -250,9 +250,9 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
 
 
 def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tuple[str, float, str] | None:
-    """An arm's change of a score: the kind of finding, its size, and a sentence; None if it was not measured twice.
+    """Return the kind, size and description of an arm's change in a score, or None if it was not measured twice.
 
-    Over problems for a single run that kept its answers, else over seeds.
+    Pairs problems for a single run that kept its answers, else seeds.
     """
     after, before = ({i: x for i in arm["runs"] if (x := row[when][i]) is not None} for when in ("after", "before"))
     change, common = None, [i for i in after if i in before]
@@ -268,7 +268,7 @@ def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tupl
 
 
 def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
-    """One finding per alarm: the first run that raised it, how often, and how many other runs did, or of each arm."""
+    """Return one finding per alarm: the first run that raised it, how often, and how many runs (of each arm) did."""
     raised: dict[str, dict[int, list[Json]]] = {}
     for i, run in enumerate(runs):
         for alarm in [*run.alarms, *remarks(run, MAX_CHECKED // len(runs))]:
@@ -295,7 +295,7 @@ def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
 
 
 def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Sequence[Json]]) -> list[Json]:
-    """Tokens of each arm with credit of the wrong sign."""
+    """Count tokens with credit of the wrong sign for each arm."""
     found = []
     for arm in arms if summaries else ():
         groups = [group for i in arm["runs"] for group in summaries[i]]
@@ -312,7 +312,7 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
 
 
 def remarks(run: Run, most: int = MAX_CHECKED) -> list[Json]:
-    """Alarms that are checked afterwards: other trainers and the lab have none."""
+    """Return alarms computed from the metrics, for runs of other trainers and the lab, which do not record alarms."""
     checked = [*run.metrics[:FIRST], *run.metrics[FIRST:][-most:]]
     raised = {str(alarm.get("alarm")) for alarm in run.alarms}
 

@@ -1,7 +1,7 @@
-"""The credit that other rules give the recorded groups, for the page's comparison of two rules.
+"""The credit that other rules would give to the recorded groups, for comparing two rules in the page.
 
-The page itself computes GRPO, GRPO-S and GTPO, whose numbers it shows step by step. The credit of every other rule is
-computed here, by the rule, with the recorded groups of a step as the batch.
+The page itself computes GRPO, GRPO-S and GTPO, to show their numbers step by step. The credit of every other rule is
+computed here, by the rule itself, with the recorded groups of a step as the batch.
 """
 
 import json
@@ -25,18 +25,18 @@ METHODS = {"gtpo": "GTPO", "dew": "GTPO", "grpos": "GRPO-S", "grpo": "GRPO", "da
 PLAIN: dict[str, tuple[Any, ...]] = {
     "compare": ("column", "row", "matrix", "turn"), "scope": ("group",), "credit": ("grpo",), "placebo": (False,),
 }  # fmt: skip
-"""The settings that the page's formulas can have; a group's record may lack any of them."""
+"""Settings that the page's formulas support. A group's record may lack any of them."""
 DIGITS = 3
 log = logging.getLogger(__name__)
 
 Batch = list[tuple[int, GroupRecord]]
 """Groups of one step, each with its number."""
 Values = list[float | list[float]]
-"""For each answer of a group one number, or one per token where they differ."""
+"""For each answer of a group, one number, or one per token if they differ."""
 
 
 def method_of(name: str | None, settings: Mapping[str, Any]) -> str | None:
-    """The formula of the page that computes this rule; None if it has none."""
+    """Return the page's formula that computes this rule, or None if there is none."""
     plain = all(settings.get(key) is None or settings[key] in known for key, known in PLAIN.items())
     return METHODS.get("".join(filter(str.isalpha, str(name).lower()))) if plain else None
 
@@ -44,10 +44,10 @@ def method_of(name: str | None, settings: Mapping[str, Any]) -> str | None:
 def credit_by_rule(
     runs: Sequence[Sequence[GroupRecord]], given: Sequence[str] = ()
 ) -> tuple[list[Json], dict[int, dict[int, Values]]]:
-    """The rules that can be compared, {label, method, settings}, and the credit of those without a method.
+    """Return the rules that can be compared, {label, method, settings}, and the credit of those without a method.
 
-    They are the registered rules, those of the groups, and those `given` (`gtpo(alpha2=0.5)`, `rules.py:Mine`); rules
-    with the same credit in all groups are one. Credit is by the number of the group, over all runs, and of the rule.
+    They are the registered rules, those of the groups, and those `given` (`gtpo(alpha2=0.5)`, `rules.py:Mine`). Rules
+    with the same credit in all groups are merged. Credit is {group number over all runs: {rule number: values}}.
     """
     from dew.algorithms import parse_algorithm
 
@@ -78,20 +78,20 @@ def credit_by_rule(
 
 
 def _rules(groups: Sequence[GroupRecord], given: "Iterable[Algorithm]") -> "dict[str, Algorithm]":
-    """By label."""
+    """Return the rules by label."""
     from dew.algorithms import Algorithm, get_algorithm, list_algorithms
 
     found = list(map(get_algorithm, list_algorithms()))
     own = {json.dumps([g.algorithm, dict(g.settings)], sort_keys=True, default=str): g for g in groups}
     found += filter(None, (recorded_rule(g.algorithm, g.settings) for g in own.values()))
     found += given
-    # The loss of some changes their credit, by the policy that is being trained.
+    # The losses of the others change the credit depending on the policy being trained.
     fits = [a for a in found if type(a).loss is Algorithm.loss and not (a.engine_loss or a.penalises)]
     return {a.label: replace(a, overlong="none") for a in fits}  # that penalty is in the records' `extra`
 
 
 def recorded_rule(name: Any, settings: Any) -> "Algorithm | None":
-    """What a run's files name: they are only data, so that it is one of the registered rules, and never imported."""
+    """Return the registered rule that a run's files name. They are untrusted data, so code is never imported."""
     from dew.algorithms import algorithm_classes, get_algorithm
 
     if not isinstance(settings, Mapping) or (cls := algorithm_classes().get(str(name))) is None:
@@ -134,7 +134,7 @@ def _rollouts(groups: Sequence[GroupRecord]) -> "Rollouts":
 
 
 def _credit(rule: "Algorithm", rollouts: "Rollouts", batch: Batch, asked: bool) -> Iterator[tuple[int, Values]]:
-    """The credit of each group of a batch; nothing where they lack what the rule reads."""
+    """Yield the credit of each group of a batch, or nothing if a signal that the rule needs was not recorded."""
     from dew.algorithms.credit import DIVISION, advantages_of
 
     if rule.needs_entropy == "current" or any(getattr(rollouts, name) is None for name in rule.signals):

@@ -1,8 +1,8 @@
-"""`dew view`: the page from a local server, which rebuilds it while the runs are written.
+"""`dew view`: a local server for the page, which is rebuilt as the runs train.
 
 The server listens on 127.0.0.1 only, and its addresses start with a random token, so that no other user of the machine
-and no web page can read the runs: a page of another host that resolves to 127.0.0.1 has that host in its requests, and
-is refused. It answers GET and nothing else:
+and no web page can read the runs. Requests for another host name that resolves to 127.0.0.1 (DNS rebinding) are
+refused. It only answers GET:
 
     /TOKEN/        the page        /TOKEN/stamp   changes whenever the runs do        /TOKEN/data   the page's new data
 """
@@ -22,13 +22,13 @@ from dew.report.readers import run_folders
 from dew.report.write import blobs, page
 from dew.run.records import Json
 
-HOSTS = ("127.0.0.1", "localhost")  # with any port: a tunnel may have another
+HOSTS = ("127.0.0.1", "localhost")  # with any port, because a tunnel may use another one
 IDLE = 10.0
-"""Seconds that a connection may stay silent."""
+"""Maximum idle time of a connection in seconds."""
 PAUSE = 4.0
-"""Rebuilding takes at most one part in this many of the time."""
+"""After rebuilding, wait this many times as long as it took."""
 FILES = ("*.json", "*.jsonl", "checkpoint-*/trainer_state.json", "records/*")
-"""What the page is made of, in the folder of a run."""
+"""The files in a run's folder that the page depends on."""
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -42,7 +42,7 @@ ANSWERS: dict[str, tuple[str, Callable[[str, Json], str]]] = {
     "stamp": ("application/json", lambda stamp, _: json.dumps({"stamp": stamp})),
     "data": ("text/plain", lambda _, content: "\n".join(blobs(content))),
 }
-"""Content type and text of each address, from the stamp and the content."""
+"""Content type of each address, and a function of stamp and content that returns its text."""
 
 
 class View:
@@ -55,18 +55,18 @@ class View:
         self._lock = threading.Lock()
 
     def _files(self) -> str:
-        """The names, sizes and times of the files that the page is made of."""
+        """Return a hash of the names, sizes and times of the files that the page depends on."""
         inner = [run for folder in self.folders for run in (folder, *run_folders(folder))]
         paths = {path for folder in inner for kind in FILES for path in folder.glob(kind)}
         found = []
         for path in sorted(path for path in paths if path.name != "report.json"):
-            with suppress(OSError):  # just removed
+            with suppress(OSError):  # the file was just removed
                 stat = path.stat()
                 found.append((str(path), stat.st_size, stat.st_mtime_ns))
         return str(hash(tuple(found)))
 
     def update(self) -> tuple[str, Json]:
-        """The newest stamp and content. A run that cannot be read at the moment keeps its last page."""
+        """Return the newest stamp and content. If the runs cannot be read at the moment, the last content is kept."""
         with self._lock:
             start = time.monotonic()
             if start >= self._next and (stamp := self._files()) != self.stamp:
@@ -77,7 +77,7 @@ class View:
 
 
 def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPServer, str]:
-    """A server for the runs in `folders`, not yet serving, and the address of its page. Port 0: any free port."""
+    """Return a server for the runs in `folders`, not yet serving, and the address of its page. Port 0: any free one."""
     view, token = View(folders), secrets.token_urlsafe(24)
 
     class Handler(BaseHTTPRequestHandler):
@@ -103,11 +103,11 @@ def make_server(folders: Sequence[Path], port: int = 0) -> tuple[ThreadingHTTPSe
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Nothing: the terminal belongs to the user, and addresses contain the token."""
+            """Log nothing, because addresses contain the token."""
 
     try:
         server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
         what = f"port: {port} cannot be used ({error.strerror})."
-        raise ConfigError(Problem(what, remedy="Choose another port, or leave --port out.")) from None
+        raise ConfigError(Problem(what, remedy="Choose another port, or remove --port.")) from None
     return server, f"http://127.0.0.1:{server.server_address[1]}/{token}/"

@@ -1,6 +1,6 @@
-"""How credit is distributed over the tokens of a group and of all groups in a page.
+"""Statistics of how credit is distributed over the tokens of a group, and of all groups in a page.
 
-Credit is the advantage used in training, if the run recorded it.
+Credit is the advantage used in training, if it was recorded.
 """
 
 from collections import defaultdict
@@ -20,17 +20,17 @@ FLAT = 1e-3
 MIN_ENTROPY = 1e-4
 """Start of the logarithmic entropy axis."""
 SURE = 0.01
-"""Entropy in nats that counts as near zero: the policy gives one token about 99.9%."""
+"""Entropy in nats below which a token counts as certain: it has a probability of about 99.9%."""
 
 SIDES = ("correct", "wrong")
 Uses = tuple[bool, str, float]
-"""Whether the answer is correct, a word in it, and the word's extra credit."""
+"""(whether the answer is correct, a word in it, the word's extra credit)"""
 
 
 def _tokens(group: GroupRecord) -> np.ndarray:
-    """Outcome, entropy and credit of every trained token, in three rows.
+    """(3, N) outcome, entropy and credit of every trained token.
 
-    NaN where nothing was recorded; credit is NaN in groups without signal.
+    NaN: not recorded. Credit is also NaN in groups without signal.
     """
     live, entropy, credit = (_column(group, name) for name in ("live", "entropy", "advantage"))
     correct = [float(answer.correct) for answer in group.answers for _ in answer.tokens]
@@ -40,15 +40,15 @@ def _tokens(group: GroupRecord) -> np.ndarray:
 
 
 def _column(group: GroupRecord, name: str) -> np.ndarray:
-    """A signal of all tokens of a group, answer after answer; NaN where it was not recorded."""
+    """Return a signal of all tokens of a group, answer after answer; NaN if it was not recorded."""
     signals = [(len(answer.tokens), getattr(answer, name)) for answer in group.answers]
     return np.concatenate([[], *(np.full(n, np.nan) if x is None else np.asarray(x, float) for n, x in signals)])
 
 
 def above_mean(group: GroupRecord) -> np.ndarray:
-    """Each answer's reward minus its group's mean: credit of the other sign is wrong, as in `dew.credit.wrong_sign`.
+    """Return each answer's reward minus the group's mean. Credit of the other sign is wrong (`dew.credit.wrong_sign`).
 
-    0 if only rounding separates the two. If all rewards are equal, +1 for correct and −1 for wrong answers.
+    0 if the difference is only rounding. If all rewards are equal, +1 for correct and −1 for wrong answers.
     """
     rewards = np.array([answer.reward + answer.extra for answer in group.answers])
     if (rewards == rewards[:1]).all():
@@ -58,13 +58,13 @@ def above_mean(group: GroupRecord) -> np.ndarray:
 
 
 def summary(group: GroupRecord) -> Json:
-    """One group in numbers.
+    """Return statistics of one group.
 
     spread   std of |A| over an answer's tokens / their mean, averaged over answers: 0 if credit is uniform
     flipped  tokens with credit of the wrong sign
     sure     share of tokens with an entropy near zero
-    telling  how much there is to see: (min + max/10 of the spreads of correct and of wrong answers) · 4p(1 − p) ·
-             (1 − sure), p the share of correct answers
+    telling  how informative the group is: (min + max/10 of the spreads of correct and of wrong answers) · 4p(1 − p) ·
+             (1 − sure), where p is the share of correct answers
     """
     _, entropy, _ = _tokens(group)
     flipped = 0
@@ -95,14 +95,14 @@ def summary(group: GroupRecord) -> Json:
 
 
 def nearest_correct(group: GroupRecord, answer: AnswerRecord) -> tuple[int, int] | None:
-    """The correct answer with which a wrong one has the longest start in common: where they first differ, its place."""
+    """For a wrong answer, find the correct answer with the longest common prefix: (length of the prefix, its index)."""
     right = [(j, other.tokens) for j, other in enumerate(group.answers) if other.correct and not answer.correct]
     found = [(sum(takewhile(bool, map(eq, answer.tokens, tokens))), j) for j, tokens in right]
     return max(found, key=lambda pair: pair[0], default=None)
 
 
 def around_divergence(answer: AnswerRecord, at: int) -> tuple[list[float], list[float]] | None:
-    """The shares of |credit| and of the trained tokens before, at and after position `at`; None without credit."""
+    """Return the shares of |credit| and of trained tokens before, at and after position `at`; None without credit."""
     live = np.ones(len(answer.tokens)) if answer.live is None else np.asarray(answer.live, float)
     size = np.abs(np.asarray(answer.advantage or 0.0, float)) * live
     if not size.any() or not np.isfinite(size).all():
@@ -112,7 +112,7 @@ def around_divergence(answer: AnswerRecord, at: int) -> tuple[list[float], list[
 
 
 def statistics(groups: Sequence[GroupRecord]) -> Json:
-    """Distributions of entropy and credit, share of credit by entropy, and words."""
+    """Return distributions of entropy and credit, shares of credit by entropy, and words with much credit."""
     if not groups:
         return {"tokens": 0}
     wrong = [(answer, at[0]) for g in groups for answer in g.answers if (at := nearest_correct(g, answer))]
@@ -130,7 +130,7 @@ def statistics(groups: Sequence[GroupRecord]) -> Json:
 
 
 def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Json | None:
-    """Shares per bin for correct and wrong answers. The outermost 0.5% on each side go into the last bins."""
+    """Return shares per bin for correct and wrong answers. The outermost 0.5% on each side go into the end bins."""
     finite = np.isfinite(values)
     if not finite.any():
         return None
@@ -148,7 +148,7 @@ def _histogram(values: np.ndarray, correct: np.ndarray, log: bool = False) -> Js
 
 
 def _deciles(tokens: np.ndarray) -> Json | None:
-    """The share of Σ|credit| of each tenth of the tokens, by increasing entropy, and the tenths' highest entropies."""
+    """Return the share of Σ|credit| and the highest entropy of each tenth of the tokens, by increasing entropy."""
     correct, entropy, credit = tokens
     finite = np.isfinite(entropy) & np.isfinite(credit)
     out: Json = {}
@@ -157,7 +157,7 @@ def _deciles(tokens: np.ndarray) -> Json | None:
         size, sorted_entropy = np.abs(credit[mask][order]), entropy[mask][order]
         if size.size < 10 or size.sum() == 0:
             continue
-        # Means, not sums: uniform credit gives 10.0% each, even if the number of tokens is not a multiple of ten.
+        # With means instead of sums, uniform credit gives 10.0% each for any number of tokens.
         means = np.array([tenth.mean() for tenth in np.array_split(size, 10)])
         tops = [float(tenth[-1]) for tenth in np.array_split(sorted_entropy, 10)]
         out[name] = {"shares": [float(share) for share in means / means.sum()], "tops": tops}
@@ -177,7 +177,7 @@ def split_words(tokens: Sequence[str]) -> list[tuple[str, list[int]]]:
 
 
 def _word_uses(group: GroupRecord) -> list[Uses]:
-    """Every word of a group, with its credit relative to the average token of the same answer.
+    """Return every word of a group with its credit relative to the average token of the same answer.
 
     extra = mean |A| of the word's tokens / mean |A| of the answer − 1
     """
@@ -195,9 +195,9 @@ def _word_uses(group: GroupRecord) -> list[Uses]:
 
 
 def _words(uses: Iterable[Uses]) -> Json | None:
-    """The words with the most extra credit in correct and in wrong answers; None if credit is uniform.
+    """Return the words with the most extra credit in correct and in wrong answers, or None if credit is uniform.
 
-    Ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra.
+    They are ranked by mean extra · √uses, which favours neither rare outliers nor frequent words with little extra.
     """
     extra: dict[bool, dict[str, list[float]]] = {True: defaultdict(list), False: defaultdict(list)}
     for correct, word, x in uses:

@@ -1,8 +1,8 @@
-"""Content -> report.html, a self-contained page that makes no network requests, and report.json.
+"""Write report.html, a self-contained page that makes no network requests, and report.json.
 
-Answers are untrusted text. The page contains them as base64 of gzip, unpacks them into JSON, and displays them as text
-nodes only. Its content security policy allows its own script and style by hash and forbids every request, so nothing
-else could run or send data even if text became markup.
+Answers are untrusted text. The page contains them as gzipped JSON in base64 and displays them as text nodes only. Its
+content security policy allows only its own script and style, by hash, and forbids every request, so nothing else could
+run or send data even if text became markup.
 """
 
 import base64
@@ -25,14 +25,14 @@ SCRIPTS = (
 
 
 def write_report(content: Json, out: Path) -> Path:
-    """Write `out` (the page) and the same content next to it as .json. The page is written last."""
+    """Write the content as a .json file next to `out`, then the page to `out`."""
     write_atomically(out.with_suffix(".json"), _dumps(content))
     write_atomically(out, page(content).encode("utf-8", errors="replace"))
     return out
 
 
 def page(content: Json, live: str = "") -> str:
-    """The page as HTML. `live` is the stamp of the runs if a local server (`dew view`) keeps the page up to date."""
+    """Return the page as HTML. `live`: the stamp of the runs if a local server (`dew view`) updates the page."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(loader=FileSystemLoader(PAGE), autoescape=True, undefined=StrictUndefined)
@@ -51,16 +51,16 @@ def page(content: Json, live: str = "") -> str:
 
 
 def blobs(content: Json) -> list[str]:
-    """First everything but the groups' answers, then one blob per group, so that the page opens without them."""
+    """Return one blob with everything but the groups' answers, then one per group, so that the page opens quickly."""
     groups = [group for run in content["runs"] for group in run["groups"]]
     prompts = {prompt: i for i, prompt in enumerate(dict.fromkeys(group["prompt"] for group in groups))}
-    # The table of groups leaves out whole lines that start every prompt: a template or a system prompt.
+    # The table of groups omits complete lines that start every prompt, such as a system prompt.
     first, last = min(prompts, default=""), max(prompts, default="")  # what these two share, all of them share
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     start = first.rfind("\n", 0, same) + 1 if first != last else 0
 
     def heading(group: Json) -> Json:
-        """The entry in the table of groups. Groups with the same `same` have the same prompt."""
+        """Return the entry in the table of groups. Groups with equal `same` have the same prompt."""
         prompt = group["prompt"]
         place = {"step": group["step"], "group": group["group"], "same": prompts[prompt]}
         return {**place, "prompt": prompt[start : start + 160], **group["summary"]}
@@ -79,7 +79,7 @@ def _pack(x: Any) -> str:
 
 
 def _script() -> str:
-    """uPlot with its licence, then the page's own files in a function scope."""
+    """Return uPlot with its licence, then the page's own files in a function scope."""
     licence = (VENDOR / "LICENSE").read_text("utf-8")
     plots = (VENDOR / "uPlot.iife.min.js").read_text("utf-8")
     ours = "\n".join((PAGE / "js" / f"{name}.js").read_text("utf-8") for name in SCRIPTS)

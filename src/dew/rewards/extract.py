@@ -1,8 +1,7 @@
-"""Finds the final answer in a text. Standard library only; linear time in the length of the text.
+"""Find the final answer in a text. Standard library only; linear time in the length of the text.
 
-A marked answer is taken whole: `<answer>`, `\\boxed`, `####`, "the answer is", `[ ]` at the end, or a text that
-is just a formula. Anything else is prose, and its last expression is the answer (math-verify searches for it,
-see latex.py).
+A marked answer is taken as a whole: `<answer>`, `\\boxed`, `####`, "the answer is", `[ ]` at the end, or a text that is
+only a formula. Anything else is prose, whose last expression is the answer (math-verify finds it, see latex.py).
 """
 
 import re
@@ -10,13 +9,13 @@ from itertools import accumulate
 from typing import NamedTuple
 from unicodedata import normalize
 
-MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the bundled data sets has 200
+MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the named data sets has 200
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
 _SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
 _SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF))
-"""Every Unicode space, and characters without width, which are removed; the parsers' grammars do not know them."""
+"""Unicode spaces, and zero-width characters, which are removed. The parsers' grammars have neither."""
 _RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", "[¼½¾⅐-⅞]"))
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
@@ -33,7 +32,7 @@ _UNDECIDED = re.compile(
     r"(?i)\b(?:could|may|might|either|maybe|perhaps|possibly)\b[^.\n]*\d\W{0,3}(?:,|\bor\b)\W{0,3}(?:or\b\W{0,3})?\d[^.\n]*\W*\Z"
     r"|\bnot\W{1,3}\d[\d.,/]*\b[^\d\n]{0,40}\Z"
 )
-"""A text that ends with "5, 6 or 7" to choose from, or with "not 7"."""
+"""A text that ends with several candidates ("5, 6 or 7") or with "not 7"."""
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
 _MATH_WORD = re.compile(
@@ -61,9 +60,9 @@ class Answer(NamedTuple):
 
 
 def find_answer(text: str) -> Answer | None:
-    """The final answer of a text; None if there is none or its box was not closed."""
+    """Return the final answer of a text, or None if there is none or its box is not closed."""
     text = plain(after_thinking(text))
-    if "<answer>" in text:  # the last one; up to the end of the text if the tag is not closed
+    if "<answer>" in text:  # use the last one, up to the end of the text if the tag is not closed
         text = text.rpartition("<answer>")[2].partition("</answer>")[0]
     if boxes := list(_BOX.finditer(text)):
         if final := _after_answer_is(text[boxes[-1].end() :], _FINAL_ANSWER_IS):
@@ -80,7 +79,7 @@ def find_answer(text: str) -> Answer | None:
 
 
 def find_gold(answer: str) -> Answer | None:
-    """A gold answer: the whole text, unless it is a solution that marks its answer."""
+    """Return a gold answer: the whole text, unless it is a solution with a marked answer."""
     answer = plain(answer)
     found = last_boxed(answer, open_end=True) or _after_hashes(answer) or _after_answer_is(answer)
     if found:
@@ -92,19 +91,19 @@ def find_gold(answer: str) -> Answer | None:
 
 
 def plain(text: str) -> str:
-    """Unicode spaces, raised and lowered digits and fractions as a keyboard has them: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
+    """Replace Unicode spaces, superscripts, subscripts and fractions: 10⁵ becomes 10^{5}, 2¾ becomes 2 3/4."""
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     return _FRACTION.sub(lambda found: " " + normalize("NFKC", found[0]).replace("⁄", "/"), text)
 
 
 def after_thinking(text: str) -> str:
-    """The text after the last `</think>`; the whole text if there is no such tag."""
+    """Return the text after the last `</think>`, or the whole text if there is no such tag."""
     return text.rpartition("</think>")[2]
 
 
 def last_boxed(text: str, *, open_end: bool = False) -> str | None:
-    """The content of the last `\\boxed{}` or `\\fbox{}`; consecutive boxes are joined by commas.
+    """Return the content of the last `\\boxed{}` or `\\fbox{}`; consecutive boxes are joined by commas.
 
     Consecutive boxes have only "and", "or", punctuation and spaces between them. A box without a closing brace was
     truncated and is not an answer, unless `open_end` is set.
@@ -124,7 +123,7 @@ def last_boxed(text: str, *, open_end: bool = False) -> str | None:
 
 
 def in_braces(text: str, at: int, open_end: bool = False) -> tuple[str, int] | None:
-    """(content, end position) of the argument of a command that ends at `at`."""
+    """Return (content, end position) of the argument of a command that ends at `at`."""
     at = len(text) - len(text[at:].lstrip())
     if not text.startswith("{", at):
         bare = re.compile(r"[^\s$\\{}]+").match(text, at)
@@ -138,13 +137,13 @@ def in_braces(text: str, at: int, open_end: bool = False) -> tuple[str, int] | N
 
 
 def _after_hashes(text: str) -> str | None:
-    """The rest of the line after the last `####`, GSM8K's marker."""
+    """Return the rest of the line after the last `####`, GSM8K's marker."""
     _, marker, rest = text.rpartition("####")
     return _strip_marks(rest.lstrip("#: \t").partition("\n")[0]) or None if marker else None
 
 
 def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | None:
-    """What follows the last "answer is" or "answer:", if it is a formula, a number with a unit, a choice or a word."""
+    """Return what follows the last "answer is" or "answer:", if it is a formula, a quantity, a choice or a word."""
     for match in reversed(list(phrase.finditer(text))[-3:]):
         rest = text[match.end() : match.end() + MAX_LENGTH].lstrip()
         display, end = _DISPLAY.match(rest), _SENTENCE_ENDS.search(rest)
@@ -155,13 +154,13 @@ def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | N
 
 
 def _final_bracket(text: str) -> str | None:
-    """`[90]` at the end of the text: a single value, not an interval or a list."""
+    """Return the value in `[90]` at the end of the text, unless it is an interval or a list."""
     found = _LAST_BRACKET.search(text[-200:])
     return found[1].strip(" $") if found else None
 
 
 def is_formula(text: str) -> bool:
-    """True if the only words are names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
+    """Whether the only words are names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
     if len(text) > MAX_LENGTH or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
         return False
     words = re.findall(
@@ -176,7 +175,7 @@ def _strip_marks(text: str) -> str:
 
 
 def _tail(text: str) -> str:
-    """The end of a long text, cut between lines or sentences so that no formula is split."""
+    """Return the end of a long text, cut between lines or sentences so that no formula is split."""
     if len(text) <= MAX_LENGTH:
         return text
     tail = text[-MAX_LENGTH:]
@@ -187,7 +186,7 @@ def _tail(text: str) -> str:
 
 
 def too_complex(text: str) -> bool:
-    """True for text that no real answer contains and parsers choke on: too long, too deep, too large."""
+    """Whether a text is too long, too deeply nested or has too large numbers for the parsers. No real answer is."""
     if len(text) > MAX_LENGTH or _TOO_LARGE.search(text):
         return True
     depths = accumulate(1 if bracket in "([{" else -1 for bracket in re.findall(r"[()\[\]{}]", text))

@@ -1,6 +1,6 @@
 """Verifiers of generated problems: countdown, sums, TinyZero's countdown (`equation`) and reasoning-gym's data sets.
 
-Answers to the games are parsed by these grammars; nothing is evaluated as code.
+Answers to the games are parsed with these grammars; nothing is evaluated as code.
 
 countdown: answer = step (";" step)*    step = number op number "=" number    op = + | - | *
 equation: sum = product ([+-] product)*    product = atom ([*/] atom)*    atom = number | "(" sum ")" | "-" atom
@@ -19,21 +19,21 @@ from dew.errors import ConfigError, Problem
 from dew.rewards.extract import MAX_LENGTH, after_thinking, find_answer, last_boxed
 from dew.rewards.verifiers import Verdict, Verifier
 
-_NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # one spelling per number, and short enough to parse quickly
+_NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # without leading zeros, and short enough to parse quickly
 _STEP = re.compile(rf"{_NUMBER}([-+*]){_NUMBER}={_NUMBER}")
 _TOKEN = re.compile(r"\d{1,9}|[-+*/()]")
 _APPLY = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv}
 
 
 def parse_steps(text: str) -> list[tuple[int, str, int, int]] | None:
-    """The steps of an answer, each (left, operator, right, result); None if any part is not a step."""
+    """Return the steps of an answer as (left, operator, right, result), or None if any part is not a step."""
     matches = [_STEP.fullmatch(part) for part in text.strip().split(";")]
     steps = [(int(m[1]), m[2], int(m[3]), int(m[4])) for m in matches if m]
     return steps if len(steps) == len(matches) else None
 
 
 def check_countdown(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict:
-    """Correct if every step holds and uses two available numbers, and only `answer` is left at the end.
+    """Correct if every step is right and uses two available numbers, and only `answer` is left at the end.
 
     A step's result can be used once by a later step, like a given number.
     """
@@ -80,7 +80,7 @@ def check_equation(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict
 
 
 def _evaluate(tokens: list[str], operators: tuple[str, ...] = ("+-", "*/")) -> Fraction:
-    """The value of the sum, product or atom that `tokens` start with; its tokens are removed."""
+    """Evaluate the sum, product or atom at the start of `tokens`, and remove its tokens."""
     if operators:
         value = _evaluate(tokens, operators[1:])
         while tokens[0] and tokens[0] in operators[0]:
@@ -106,8 +106,8 @@ equation = Verifier("equation", ("numbers", "answer"), check_equation)
 
 # ── reasoning-gym ───────────────────────────────────────────────────────────────────────────────────────────
 #
-# A score of 1 is correct. Several of its scorers run text of the model as code (`eval`, or sympy's `parse_expr`, which
-# uses it). Those are replaced here, or refused.
+# A score of 1 is correct. Several of its scorers run the model's text as code (`eval`, or sympy's `parse_expr`, which
+# uses it). They are replaced here or not supported.
 
 Entry = dict[str, Any]
 
@@ -130,18 +130,18 @@ OWN: dict[str, Callable[[str, Entry], float]] = {
     **dict.fromkeys(("string_insertion", "spiral_matrix", "binary_matrix"), _same),
     "n_queens": _listed,
     **dict.fromkeys(("countdown", "puzzle24"), _equation),
-    "game_of_life_halting": _same,  # theirs accepts any text where the answer is "True" or "False"
+    "game_of_life_halting": _same,  # the original accepts any text if the answer is "True" or "False"
 }
-"""Scorers of dew instead of reasoning-gym's."""
+"""dew's replacements for scorers of reasoning-gym."""
 REFUSED = ("polynomial_multiplication", "simple_integration", "intermediate_integration")
 
 
 @cache
 def gym_verifier(name: str) -> Verifier:
-    """`name` is `reasoning_gym:` and a data set."""
+    """Return the verifier of a data set, `reasoning_gym:NAME`."""
     dataset = name.partition(":")[2]
     if dataset in REFUSED:
-        what = f"The scorer of {name} runs text of the model as code (sympy's parse_expr), and dew has none of its own."
+        what = f"The scorer of {name} runs the model's text as code (sympy's parse_expr), so dew does not use it."
         raise ConfigError(Problem(what, remedy="Choose another data set, or write your own reward function."))
     score = OWN.get(dataset)
 
@@ -157,7 +157,7 @@ def gym_verifier(name: str) -> Verifier:
 
 
 def final_answer(text: str) -> str:
-    """What is in the last <answer>, else in the last box; else the whole text after the thinking."""
+    """Return the content of the last <answer>, else of the last box, else the whole text after the thinking."""
     text = after_thinking(text)
     if "<answer>" in text:
         return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
@@ -173,7 +173,7 @@ def _theirs(dataset: str) -> Callable[[str, Entry], float]:
     def scored(answer: str, entry: Entry) -> float:
         try:
             return float(score(answer, entry))
-        except Exception:  # several do not expect an answer in another form
+        except Exception:  # several scorers fail on answers in an unexpected form
             return 0.0
 
     return scored

@@ -1,7 +1,7 @@
-"""Parses answers as LaTeX and compares them with math-verify. Runs only in the sandboxed workers of process.py.
+"""Parse answers as LaTeX and compare them with math-verify. Runs only in the sandboxed workers of process.py.
 
-math-verify's own time limits are off: they need the main thread. sympy's `parse_expr` runs text as Python and is
-replaced: by the LaTeX parser for arithmetic in prose, by `_parse_atom` for the digits of numbers.
+math-verify's own time limits are off, because they need the main thread. sympy's `parse_expr` runs text as Python code,
+so it is replaced by the LaTeX parser for arithmetic in prose and by `_parse_atom` for numbers.
 """
 
 import logging
@@ -37,18 +37,18 @@ WARM_UP = (
 """Comparisons that fill the caches of the parser and of sympy before workers are forked."""
 _DIGITS = re.compile(r"[+-]?(?:[0-9]+(?P<decimals>\.[0-9]*)?|\.(?P<only>[0-9]+))(?P<power>[eE][+-]?[0-9]{1,4})?")
 _LONE_UNIT = re.compile(r"([-+]?\d[\d,]*(?:\.\d+)?)\s+[mgshLNJWV](?:\^\{?[23]\}?|[²³])?")
-"""`16 m`: only an answer may be read so, because in a gold answer the letter may be a variable."""
+"""`16 m`, only in answers: in a gold answer the letter may be a variable."""
 math_normalization.units_regex = re.compile(rf"(\d|\}}|\)|\s)\s*{normalize.UNITS}(?:\^\{{?[23]\}}?)?\s*$")
-"""math-verify's own removes `t` from 6-2t and `ab` from 2ab."""
+"""Replaces math-verify's pattern, which removes `t` from 6-2t and `ab` from 2ab."""
 math_normalization.unit_superscript_regex = re.compile(r"(\\(?:text|mbox)\{[^{}]*\})(\^\{?\d\}?|\{\^\d\})?$")
-"""math-verify's own removes `\\text{ cm}, 3\\text{ cm}` as one unit, so that 5 and 3 were 5."""
+"""Replaces math-verify's pattern, which removes `\\text{ cm}, 3\\text{ cm}` as one unit: "5 cm, 3 cm" became 5."""
 
 _MIXED = re.compile(r"(?<![\d/^_.,])(\d{1,9})\s+(\d{1,9})/(\d{1,9})(?![\d/])")
 _PRIME = re.compile(r"(?<=[A-Za-z)}])(?:['′]+|\^\s*\{?(?:\s*\\prime)+)")
 _HALF_DAY = re.compile(r"\b([ap])\.?\s?m\b")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|t|eq|eqslant)|neq?)(?![a-z])|\\in(?![a-z]).*\\lor", re.DOTALL)
 _SPACE_AROUND_CJK = re.compile(r"(?<=[぀-ヿ一-鿿，。：（）])(?=[-\d(\\])|(?<=[\d)}])(?=[぀-ヿ一-鿿。，：（）])")
-"""Chinese and Japanese put no spaces around numbers, but math-verify's search for numbers needs them."""
+"""Chinese and Japanese have no spaces around numbers, but math-verify needs them to find numbers."""
 
 
 def serve(channel: socket.socket) -> None:
@@ -58,7 +58,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def handle(request: dict[str, Any]) -> tuple[Status, str | None]:
-    """A worker's reply to one request."""
+    """Return a worker's reply to one request."""
     try:
         return compare(request["answer"], request["marked"], request["gold"])
     except BaseException:  # including a parser's SystemExit
@@ -67,7 +67,7 @@ def handle(request: dict[str, Any]) -> tuple[Status, str | None]:
 
 @lru_cache(maxsize=64)
 def _parse_arithmetic(text: str) -> Any:
-    """Arithmetic in prose, `3 * (4 + 5)`, by the LaTeX parser."""
+    """Parse arithmetic in prose, such as `3 * (4 + 5)`, with the LaTeX parser."""
     if too_complex(text):
         raise ValueError("too complex for an answer")
     text = text.strip().rstrip(".").replace("**", "^").replace("*", r"\cdot ")
@@ -75,7 +75,7 @@ def _parse_arithmetic(text: str) -> Any:
 
 
 def _parse_atom(text: str, *_: Any, **__: Any) -> Any:
-    """`12`, `.5`, `1e3`, `3/2` and `yotta`, with the same result as in sympy but without evaluating code."""
+    """Parse `12`, `.5`, `1e3`, `3/2` or `yotta` with the same result as sympy, but without running code."""
     text = text.strip()
     if digits := _DIGITS.fullmatch(text):
         whole = not any((digits["decimals"], digits["only"], digits["power"]))
@@ -92,12 +92,12 @@ sympy_parser.parse_expr = _parse_atom  # called by sympify, to which latex2sympy
 
 
 def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
-    """(status, extracted answer). An unmarked `answer` is prose that contains the answer."""
+    """Return (status, extracted answer). If not `marked`, `answer` is prose that contains the answer."""
     wanted, found = _parse_gold(gold), _parse_answer(answer, marked)
     extracted = normalize.spelling(answer if marked else next((r for r in found if isinstance(r, str)), ""))
     if marked and (unit := _LONE_UNIT.fullmatch(answer.strip())):
         found = found + _parse_answer(unit[1], True)
-    # math-verify also returns the text it parsed. Text is compared in normalize.py, which knows what a word is.
+    # math-verify also returns the text that it parsed, but text is compared in normalize.py.
     wanted, found = ([r for r in parsed if not isinstance(r, str)] for parsed in (wanted, found))
     if not wanted or not found:
         return "unparsable", extracted
@@ -126,23 +126,23 @@ def _same(wanted: list[Any], found: list[Any]) -> bool:
 
 
 def _set_and_tuple(a: Any, b: Any) -> bool:
-    """math-verify compares `x \\in \\{1, 2\\}` with `(1, 2)`, which it parses as an interval."""
+    """Whether a is a set and b a tuple or interval: math-verify accepts `(1, 2)` for `x \\in \\{1, 2\\}`."""
     a, b = (getattr(value, "rhs", value) for value in (a, b))
     return isinstance(a, sympy.FiniteSet) and isinstance(b, sympy.Tuple | sympy.Interval)
 
 
 def _is_complex(value: Any) -> bool:
-    """Whether i is its only symbol, and so the imaginary unit."""
+    """Whether i is its only symbol, and therefore the imaginary unit."""
     return {str(symbol) for symbol in getattr(value, "free_symbols", ())} == {"i"}
 
 
 def _complex(value: Any) -> Any:
-    """i(2-i) as 1+2i."""
+    """Expand a complex number: i(2-i) becomes 1+2i."""
     return sympy.expand(value.subs(dict.fromkeys(value.free_symbols, sympy.I))) if _is_complex(value) else value
 
 
 def _precise(text: str, others: list[Any]) -> bool:
-    """False if `text` is a decimal that only math-verify's rounding makes equal to one of the others."""
+    """Return False if `text` is a decimal that equals one of the others only because math-verify rounds."""
     number = normalize.read_number(text)
     if not number or not number[1] or not all(isinstance(r, sympy.Expr) and r.is_number for r in others):
         return True
@@ -153,13 +153,13 @@ def _precise(text: str, others: list[Any]) -> bool:
 
 @lru_cache(maxsize=256)
 def _parse_gold(gold: str) -> list[Any]:
-    """A gold answer, parsed once for a group of answers."""
+    """Parse a gold answer, once for all answers of a group."""
     target = find_gold(gold)
     return _parse_answer(target.text, target.marked) if target else []
 
 
 def _parse_answer(text: str, marked: bool) -> list[Any]:
-    """Every interpretation of an answer: sympy expressions, and the text that they were parsed from."""
+    """Return every interpretation of an answer: sympy expressions, and the text that they were parsed from."""
     if too_complex(text):
         return []
     if not marked:
@@ -180,9 +180,9 @@ def _parse_latex(text: str) -> list[Any]:
 
 
 def _solution_set(text: str) -> list[sympy.Set]:
-    """`x < -1 or x > 2` as a union of intervals; empty if `text` is not a list of inequalities for one variable.
+    """Parse `x < -1 or x > 2` as a union of intervals. Empty if `text` is not a list of inequalities in one variable.
 
-    A comma means "and", but "or" where nothing satisfies both.
+    A comma means "and", or "or" if nothing satisfies both sides.
     """
     if not _INEQUALITY.search(text) or not re.search(r",|\\lor|\\land", text):
         return []
@@ -198,24 +198,22 @@ def _solution_set(text: str) -> list[sympy.Set]:
 
 
 def _relations(text: str) -> list[Any]:
-    """The relations of a list; `x \\in S`, which math-verify parses as an equation, as one that sympy can solve."""
+    """Parse a list of relations. `x \\in S`, an equation to math-verify, becomes a relation that sympy can solve."""
     value, *_ = (value for value in _parse_latex(text) if not isinstance(value, str))
     values = value.args if isinstance(value, sympy.FiniteSet) else [value]
     return [sympy.Contains(v.lhs, v.rhs) if isinstance(getattr(v, "rhs", None), sympy.Set) else v for v in values]
 
 
 def _meanings(value: Any, text: str) -> list[Any]:
-    """A list without brackets is a set and a tuple, a column vector also a tuple."""
+    """Return the meanings of a value: a list without brackets is a set and a tuple, a column vector also a tuple."""
     if isinstance(value, sympy.FiniteSet) and r"\{" not in text:
         return [value, sympy.Tuple(*getattr(value, "_unsorted_args", value.args))]
     return [value, sympy.Tuple(*value)] if isinstance(value, sympy.MatrixBase) and value.cols == 1 else [value]
 
 
 def _canonical(value: Any) -> Any:
-    """0.1 + 0.2 as 3/10, since a sum of floats is not 0.3; −50% as (−50)%, which math-verify compares with −50.
-
-    5 = 6 is false, 6 = x is x = 6, and a > b > c is c < b < a.
-    """
+    """Return a canonical form: 0.1 + 0.2 becomes 3/10 (a sum of floats is not 0.3), −50% becomes (−50)% (math-verify
+    then accepts −50), 5 = 6 becomes false, 6 = x becomes x = 6, and a > b > c becomes c < b < a."""
     relations = value._unsorted_args if isinstance(value, And) else [value]
     if all(isinstance(r, sympy.Eq) for r in relations):
         sides = [relations[0].lhs, *(r.rhs for r in relations)]
@@ -225,7 +223,7 @@ def _canonical(value: Any) -> Any:
     if isinstance(value, And) and all(isinstance(r, sympy.Gt | sympy.Ge) for r in relations):
         return And(*(r.reversed for r in reversed(relations)))
     if not isinstance(value, sympy.Add | sympy.Mul) or not value.is_number:
-        if isinstance(value, sympy.Expr):  # a cube root of x² is x^{2/3} to everyone but sympy, where x may be complex
+        if isinstance(value, sympy.Expr):  # sympy does not simplify ∛(x²) to x^{2/3}, because x may be complex
             value = value.replace(_is_odd_root, lambda x: x.base.base ** (x.base.exp * x.exp))
         return value
     if value.has(sympy.UnevaluatedExpr):  # a percentage
@@ -240,7 +238,7 @@ def _is_odd_root(x: Any) -> bool:
 
 
 def _close(left: Any, right: Any) -> bool:
-    """Whether an equation of numbers holds; a decimal may be rounded to 1%."""
+    """Whether an equation of numbers holds; with decimals, within 1%."""
     if not left.has(sympy.Float) and not right.has(sympy.Float):
         return _same([left], [right])
     return bool(abs(sympy.N((left - right).doit())) <= abs(sympy.N(right.doit())) / 100)

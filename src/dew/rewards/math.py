@@ -5,8 +5,8 @@
     math(completions, answer=golds)                                              rewards, as TRL expects them
 
 Plain numbers, words and choices are compared exactly in this process. Everything else is parsed as LaTeX by
-math-verify in worker processes, with a limit of `timeout` seconds per answer. An answer that exceeds it is `timeout`,
-not `wrong`.
+math-verify in worker processes, with a limit of `timeout` seconds per answer. An answer that exceeds the limit has the
+status `timeout`, not `wrong`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from dew.rewards.extract import MAX_LENGTH, Answer, after_thinking, find_answer,
 from dew.rewards.process import Pool
 from dew.rewards.verifiers import Completion, Verdict, Verifier, text_of
 
-TIMEOUT = 5.0  # seconds for one answer. A typical answer takes about a hundredth of a second
+TIMEOUT = 5.0  # seconds per answer; a typical answer takes about 10 ms
 Row = Mapping[str, Any]
 
 workers = Pool("dew.rewards.latex:serve", remedy='Install math-verify: pip install "dew-rl[math]".')
@@ -27,14 +27,14 @@ workers = Pool("dew.rewards.latex:serve", remedy='Install math-verify: pip insta
 
 
 def math_verdict(completion: Completion | None, gold: str, *, timeout: float = TIMEOUT) -> bool:
-    """True if the final answer equals the gold answer; False also after `timeout` seconds."""
+    """Whether the final answer equals the gold answer; False after `timeout` seconds."""
     return math_verdicts([completion], [gold], timeout=timeout)[0].correct
 
 
 def math_verdicts(
     completions: Sequence[Completion | None], golds: Sequence[Any], *, timeout: float = TIMEOUT
 ) -> list[Verdict]:
-    """One verdict for each text and its gold answer; several are checked in parallel."""
+    """Return one verdict per completion and gold answer. They are checked in parallel."""
     if len(completions) != len(golds):
         problem = f"math: {len(completions)} answers for {len(golds)} gold answers."
         raise RewardError(Problem(problem, remedy="Pass one gold answer per answer."))
@@ -48,7 +48,7 @@ def math_verdicts(
 
 
 def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
-    """The verdict if no parser is needed, else the extracted answer."""
+    """Return the verdict if no parser is needed, else the extracted answer."""
     answer, target = find_answer(text), find_gold(gold)
     if target and (choice := normalize.gold_choice(target.text)):
         marked = answer is not None and answer.marked
@@ -73,12 +73,12 @@ def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
     if wanted and wanted in (said, normalize.words(after_thinking(text)[-MAX_LENGTH:])):
         return Verdict("correct", wanted)
     one_word = wanted and said and wanted.isalpha() and answer.marked
-    return Verdict("wrong", said) if one_word else answer  # to the parser, letters are factors: seat is east
+    return Verdict("wrong", said) if one_word else answer  # to the parser, letters are factors: seat equals east
 
 
 @dataclass(frozen=True)
 class MathVerifier(Verifier):
-    """The verifier for mathematics: checks a batch in parallel."""
+    """The verifier for mathematics, which checks a batch in parallel."""
 
     timeout: float = TIMEOUT
 
@@ -87,7 +87,7 @@ class MathVerifier(Verifier):
 
 
 def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[Row], list[Row]]:
-    """(usable rows, the others): a gold answer is usable if, boxed, it is correct when compared with itself."""
+    """Return (usable rows, other rows). A row is usable if its boxed gold answer is verified as correct."""
     golds = [str(row["answer"]) for row in rows]
     verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
     checked = list(zip(rows, verdicts, strict=True))

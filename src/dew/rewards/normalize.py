@@ -1,4 +1,4 @@
-"""Answers as text: numbers, words, choices and quantities, compared without a parser, and LaTeX as latex.py parses it.
+"""Compare numbers, words, choices and quantities without a parser, and prepare LaTeX for the parser in latex.py.
 
 Standard library only; linear time.
 """
@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from dew.rewards.extract import in_braces, is_formula
 
-DECIMALS = 6  # decimals to which a rounded answer must agree: 0.333333 is 1/3, 0.33 is not
+DECIMALS = 6  # decimals to which a rounded answer must agree: 0.333333 equals 1/3, 0.33 does not
 CHOICES = "ABCDEFGHIJ"
 
 _SPACE = r"(?:\\[,;:! ]| )"
@@ -54,7 +54,7 @@ _AT_START = re.compile(rf"\W{{0,3}}([{CHOICES}])(?:[.,:;)]|\s*$|[^\x00-\x7f])")
 
 
 def read_number(text: str) -> tuple[Fraction, int] | None:
-    """(value, how many decimals were written), or None if the text is not one plain number.
+    """Return (value, number of decimals written), or None if the text is not one plain number.
 
     Understands signs, thousands separators, decimals, fractions and mixed numbers: `-1,000.50`, `\\frac{3}{4}`,
     `1 1/2`, `0.\\overline{3}`.
@@ -80,7 +80,7 @@ def read_number(text: str) -> tuple[Fraction, int] | None:
 
 
 def read_other_number(text: str) -> tuple[Fraction, int] | None:
-    """A number as only an answer has it: in words up to a hundred, or with other separators (1.234.567, 12,34,567)."""
+    """Read a number that only an answer may have: words up to a hundred, or other separators (1.234.567, 12,34,567)."""
     if _GROUPED.fullmatch(text := _AROUND.sub("", text)):
         return Fraction(re.sub(r"[.,]", "", text)), 0
     value = _WORD_OF.get(" ".join(re.findall(r"[^\W_]+", _MARKUP.sub(" ", text[:60]).lower())))
@@ -88,7 +88,7 @@ def read_other_number(text: str) -> tuple[Fraction, int] | None:
 
 
 def same_time(a: str, b: str) -> bool:
-    """15:30 and 3:30 p.m."""
+    """Whether two times are equal: 15:30 and 3:30 p.m."""
     times = [_TIME.fullmatch(_MARKUP.sub(" ", text).strip()) for text in (a, b)]
     found = [(int(t[1]) % 12, t[2], t[3].lower() == "p" if t[3] else int(t[1]) >= 12) for t in times if t]
     stated = [t[3] or not 0 < int(t[1]) < 13 for t in times if t]
@@ -96,7 +96,7 @@ def same_time(a: str, b: str) -> bool:
 
 
 def same_number(a: tuple[Fraction, int], b: tuple[Fraction, int]) -> bool:
-    """Exactly equal, or equal to six decimals if either was written with that many."""
+    """Whether two numbers are equal, or equal to six decimals if either was written with that many."""
     if a[0] == b[0]:
         return True
     if max(a[1], b[1]) < DECIMALS:
@@ -106,7 +106,7 @@ def same_number(a: tuple[Fraction, int], b: tuple[Fraction, int]) -> bool:
 
 
 def write_number(value: Fraction) -> str:
-    """One spelling per number: `1000`, `0.5`, `1/3`."""
+    """Write equal numbers the same way: `1000`, `0.5`, `1/3`."""
     if value.denominator == 1:
         return str(value.numerator)
     if 10**12 % value.denominator == 0:
@@ -115,7 +115,7 @@ def write_number(value: Fraction) -> str:
 
 
 def words(text: str) -> str | None:
-    """Lower-case words without articles and punctuation, or None if the text is mathematics."""
+    """Return the lower-case words without articles and punctuation, or None if the text is mathematics."""
     plain = _MARKUP.sub(" ", text)
     if re.search(r"[\\^_=<>+]|\d\s*[-*/]\s*\d", plain) or not _WORD.search(plain):
         return None
@@ -124,17 +124,17 @@ def words(text: str) -> str | None:
 
 
 def gold_choice(gold: str) -> str | None:
-    """C for a gold answer `C`, `(C)`, `\\text{(C)}` or `(C) Cecile`; None if it is not a choice."""
+    """Return C for a gold answer `C`, `(C)`, `\\text{(C)}` or `(C) Cecile`, or None if it is not a choice."""
     plain = _MARKUP.sub(" ", gold).strip()
     found = re.fullmatch(rf"\(([{CHOICES}])\)(?:\s.*)?|([{CHOICES}])[.):]?", plain, re.DOTALL)
     return (found[1] or found[2]) if found else None
 
 
 def final_choice(text: str, *, marked: bool = False) -> str | None:
-    """The choice that a text makes: the first after its last "answer", else one at its start, else the last one.
+    """Return the choice that a text makes: the first after its last "answer", else one at its start, else the last one.
 
-    Not a choice: a letter after "not", "neither" or "nor", a list of several and, unless the text is a marked answer,
-    a letter that nothing calls a choice, such as the point C, the pronoun I or the article A.
+    A letter after "not", "neither" or "nor", or in a list of several, is not a choice. Unless the text is a marked
+    answer, it must also be named as a choice (`_is_named`), unlike the point C, the pronoun I or the article A.
     """
     text = _MARKUP.sub(" ", text)
     lists = [m.span() for m in _SEVERAL.finditer(text) if len(set(re.findall(_ALONE, m[0]))) > 1]
@@ -152,7 +152,7 @@ def final_choice(text: str, *, marked: bool = False) -> str | None:
 
 
 def _is_named(text: str, at: int) -> bool:
-    """Whether the letter at this place is called a choice, stands in parentheses or alone in the last line."""
+    """Whether the letter at this position is called a choice, is in parentheses, or is alone in the last line."""
     before, rest = text[max(0, at - 60) : at], text[at + 1 : at + 60]
     if text[at] in "AI" and re.match(r"\s+(?!is\b)[a-z]", rest):
         return False
@@ -161,7 +161,7 @@ def _is_named(text: str, at: int) -> bool:
 
 
 def same_base(a: str, b: str) -> bool | None:
-    """Whether two numerals with a base, `10_{2}` and `10_3`, are the same; None if one of them has no base."""
+    """Whether two numerals with a base, such as `10_{2}` and `10_3`, are the same; None if one has no base."""
     numerals = [_BASE.fullmatch(_MARKUP.sub("", _AROUND.sub("", text)).replace(" ", "")) for text in (a, b)]
     x, y = ((n[1], str(_WORD_OF.get(n[2], n[2]))) if n else None for n in numerals)
     return x == y if x and y else None
@@ -174,7 +174,7 @@ UNITS = (
     r"|degree|radian|unit|square|cubic|cent|dollar|pound|ounce|gallon|acre|hectare|hour|minute|second|week|month|year"
     r"|point|rupee|student|people|digit|integer|way|time|old|per)(?:e?s)?(?![a-zA-Z])"
 )
-"""Words that are units wherever they stand; a single letter, `ab` or `xyz` may be variables."""
+"""Words that are always units, unlike a single letter, `ab` or `xyz`, which may be variables."""
 _UNIT_LETTER = "[mgshtdlLNJWVAKCFT]"
 _UNIT = re.compile(
     r"(?:\\?\$|[€£¥~≈\s]|\\approx|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR|about|approximately)\b)*"
@@ -199,7 +199,7 @@ _DEGREES = re.compile(
 )
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
-"""Between the quantities of a list; not between thousands."""
+"""The separator between quantities of a list, but not between thousands."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!\s?)?\d{3})+(?![\d,])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _LETTER_UNIT = re.compile(
@@ -236,13 +236,13 @@ _SYNONYMS = {r"\degree": r"^\circ ", r"\varnothing": r"\emptyset", r"\langle": "
 
 
 def same_list(answer: str, gold: str) -> bool:
-    """`5 apples, 3 pears` and `5, 3`. The order counts: as a set, 3 apples and 5 pears would be the same."""
+    """Whether lists have equal numbers in the same order: `5 apples, 3 pears` equals `5, 3`, but not `3, 5`."""
     a, b = _quantities(answer), _quantities(gold)
     return len(a) == len(b) > 1 and all(map(same_number, a, b))
 
 
 def same_percent(answer: str, gold: str) -> bool:
-    """12.5% and 12.5, as math-verify does with whole numbers. Below 1 it is a mistake: 0.5% for 0.5."""
+    """Whether 12.5% equals 12.5, which math-verify accepts only for integers. Below 1, it does not: 0.5% for 0.5."""
     a, b = (_UNIT.fullmatch(text.strip()) for text in (answer, gold))
     if not a or not b or bool(a["percent"]) == bool(b["percent"]):
         return False
@@ -251,7 +251,7 @@ def same_percent(answer: str, gold: str) -> bool:
 
 
 def _quantities(text: str) -> list[tuple[Fraction, int]]:
-    """The numbers in a list of numbers with or without units; empty if it is not one."""
+    """Return the numbers in a list of numbers with or without units, or an empty list if it is not one."""
     units = [_UNIT.fullmatch(part) for part in _NEXT.split(_TEXT.sub(r"\1", text))]
     numbers = [read_number(unit["number"]) for unit in units if unit and not unit["percent"]]
     found = [number for number in numbers if number]
@@ -259,7 +259,7 @@ def _quantities(text: str) -> list[tuple[Fraction, int]]:
 
 
 def unwrap(text: str) -> str:
-    """`\\mathbf{6-5i}`, `\\text{p - q}` and `{(3,4]}` without the command and the braces; words stay in theirs."""
+    """Remove command and braces around a formula: `\\mathbf{6-5i}`, `\\text{p - q}`, `{(3,4]}`. Words keep theirs."""
     text = text.strip()
     command = re.match(r"(?:\\(?:math(?:bf|rm|it)|text(?:bf|rm|it)?|mbox))?(?=\s*\{)", text)
     inner, end = (command and in_braces(text, command.end())) or ("", 0)
@@ -268,7 +268,7 @@ def unwrap(text: str) -> str:
 
 
 def alternatives(text: str) -> list[str]:
-    """Other interpretations of a marked answer: a number with a unit, a decimal comma, thousands, powers of ten."""
+    """Return other readings of a marked answer: a number with a unit, a decimal comma, thousands, powers of ten."""
     found = []
     text = re.sub(r"\A\\text\s*\{([^{}]*)\}\Z", r"\1", text.strip())
     left, equals, right = text.rpartition("=")
@@ -289,7 +289,7 @@ def alternatives(text: str) -> list[str]:
 
 
 def clean(text: str) -> str:
-    """A marked answer as LaTeX for math-verify: without delimiters and decoration, Unicode signs as commands."""
+    """Convert a marked answer to LaTeX for math-verify, without delimiters and decoration or Unicode signs."""
     text = _ROOT.sub(lambda root: rf"\sqrt{_DEGREE[root[1]]}{{{root[2]}}}", text)
     text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
     for command, same in _SYNONYMS.items():
@@ -310,7 +310,7 @@ def clean(text: str) -> str:
 
 
 def _convert_roots(text: str) -> str:
-    """`sqrt(a(b+c))` as `\\sqrt{a(b+c)}`."""
+    """Convert `sqrt(a(b+c))` to `\\sqrt{a(b+c)}`."""
     for match in reversed(list(re.finditer(r"\\?(?<![A-Za-z])sqrt\s*\(", text))):
         depth = 0
         for mark in re.compile(r"[()]").finditer(text, match.end() - 1):
@@ -323,7 +323,7 @@ def _convert_roots(text: str) -> str:
 
 
 def spelling(text: str) -> str | None:
-    """One spelling for equal answers where no parser is needed; majority voting counts these strings."""
+    """Spell answers that are equal without a parser the same way. Majority voting counts these strings."""
     text = _BOLD.sub(r"\1", text).strip().strip("$*` ")
     number = read_number(text if re.search("[,;]", text) else text.rpartition("=")[2])
     written = write_number(number[0]) if number else re.sub(r"\\[dt]frac", r"\\frac", re.sub(r"\s|\\[,;! ]", "", text))

@@ -1,12 +1,10 @@
-"""Processes with a time and a memory limit, for the math parser (`Pool`) and for users' reward functions (`Process`).
-
-pebble 5.2.3 runs the user's script again in each worker and cannot start from a daemonic process; loky has no time
-limit that kills a worker. Here:
+"""Processes with time and memory limits, for the math parser (`Pool`) and for users' reward functions (`Process`).
 
     this process ── Process: a new interpreter, never a fork of one with threads or a GPU; answers requests itself,
                     └── or forks workers that do: in milliseconds, after importing its libraries once
 
-All communication is JSON over sockets. If either process dies, its socket closes and the other exits.
+All communication is JSON over sockets. If either process dies, its socket closes and the other exits. Not pebble 5.2.3,
+which runs the user's script again in each worker, or loky, which has no time limit that kills a worker.
 """
 
 import json
@@ -30,10 +28,10 @@ from dew.errors import Problem, RewardError
 from dew.rewards.verifiers import Status
 from dew.rewards.worker import encode
 
-START_TIMEOUT = 180.0  # seconds in which a process must import its libraries, on a cold and busy disk
-GRACE = 0.5  # seconds to wait after the limit, when the kernel kills a worker, before giving up on it
-TICK = 0.2  # seconds between two checks of the memory that a process holds
-LAST_LINES = 5  # lines of a process's output that are quoted when it fails
+START_TIMEOUT = 180.0  # seconds for a process to import its libraries, on a cold and busy disk
+GRACE = 0.5  # seconds to wait for a worker beyond its limit, at which the kernel kills it
+TICK = 0.2  # seconds between two checks of a process's memory
+LAST_LINES = 5  # lines of a process's output that are quoted if it fails
 
 _BOOT = """
 import json, sys
@@ -43,12 +41,12 @@ main(*given)
 """
 
 INHERITED: "weakref.WeakSet[Any]" = weakref.WeakSet()
-"""Objects with a method `forget()`, which a forked child calls: its copies of sockets would keep processes alive."""
+"""Objects whose `forget()` is called in a forked child, because its copies of sockets would keep processes alive."""
 os.register_at_fork(after_in_child=lambda: [item.forget() for item in list(INHERITED)])
 
 
 class ProcessFailed(Exception):
-    """A process gave no reply. The text completes the sentence "its process ..."."""
+    """A process did not reply. The message completes the sentence "its process ..."."""
 
 
 class Channel:
@@ -60,9 +58,9 @@ class Channel:
         INHERITED.add(self)
 
     def ask(self, request: bytes, limit: float, check: Callable[[], None] | None = None) -> Any:
-        """Send `request` and return the next message. `check` is called every TICK seconds meanwhile and may raise.
+        """Send `request` and return the next message. Meanwhile, `check` is called every TICK seconds and may raise.
 
-        Raises TimeoutError after `limit` seconds, another OSError if the process has ended.
+        Raises TimeoutError after `limit` seconds, or another OSError if the process has ended.
         """
         self.requests += 1
         end = monotonic() + limit
@@ -85,7 +83,7 @@ class Channel:
 class Process:
     """A new interpreter that calls `target` ("module:function") with a socket and `arguments` (see worker.py).
 
-    `hello` is its first message. If it holds more than `memory` bytes during a request, it is killed.
+    `hello` is its first message. The process is killed if it uses more than `memory` bytes during a request.
     """
 
     def __init__(
@@ -101,7 +99,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                process_group=0,  # killed with everything it started, and not reached by ^C
+                process_group=0,  # killed with everything it started, and not interrupted by Ctrl-C
             )
         self.channel, held = Channel(ours), Channel(alive)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
@@ -135,7 +133,7 @@ class Process:
         raise ProcessFailed(why + (f" (it last printed: {' | '.join(self._last)})" if self._last else ""))
 
     def fork(self) -> Channel:
-        """A new worker of a process that runs `worker.fork_workers`."""
+        """Return a channel to a new worker. The process must be running `worker.fork_workers`."""
         ours, theirs = socket.socketpair()
         with theirs:
             socket.send_fds(self.channel.socket, [b"+"], [theirs.fileno()])
@@ -154,7 +152,7 @@ def _kill(popen: "subprocess.Popen[bytes]", channels: Sequence[Channel], owner: 
 
 
 def _read(output: IO[bytes], last: "deque[str]", show: bool) -> None:
-    """Keep the last lines of a process's output, without control characters; `show` prints each to standard error."""
+    """Keep the last lines of a process's output, without control characters. `show` prints every line to stderr."""
     with output:
         while line := output.readline(1000).decode(errors="replace"):
             last.append("".join(c if c.isprintable() or c == "\t" else "·" for c in line.rstrip("\n")))
@@ -163,7 +161,7 @@ def _read(output: IO[bytes], last: "deque[str]", show: bool) -> None:
 
 
 def memory_of(pid: int) -> int:
-    """Bytes of memory held by a process and its children; 0 on systems without /proc."""
+    """Return the memory of a process and its children in bytes, or 0 on systems without /proc."""
     held, waiting = 0, [pid]
     while waiting:
         folder = Path("/proc") / str(waiting.pop())
@@ -174,13 +172,13 @@ def memory_of(pid: int) -> int:
 
 
 class Pool:
-    """Sandboxed workers. They start with the first request, are replaced when they die, and end with this process."""
+    """Sandboxed workers, which start with the first request, are replaced when they die, and end with this process."""
 
     MAX_REQUESTS = 2_000
-    """Requests after which a worker is replaced, because sympy's caches grow."""
+    """A worker is replaced after this many requests, because sympy's caches grow."""
 
     def __init__(self, target: str, remedy: str) -> None:
-        """`target` calls `worker.fork_workers`; `remedy` is what to do if it cannot be imported."""
+        """`target` calls `worker.fork_workers`; `remedy` says what to do if it cannot be imported."""
         self.target, self.remedy = target, remedy
         self.forget()
         INHERITED.add(self)
@@ -212,12 +210,12 @@ class Pool:
             self._server = None
 
     def ask_all(self, requests: Sequence[Mapping[str, Any]], limit: float) -> list[tuple[Status, str | None]]:
-        """The result of `ask` for each request, `worker_count()` at a time."""
+        """Return the result of `ask` for each request, `worker_count()` at a time."""
         with ThreadPoolExecutor(worker_count(), thread_name_prefix="dew-verifier") as threads:
             return list(threads.map(lambda request: self.ask(request, limit), requests))
 
     def ask(self, request: Mapping[str, Any], limit: float) -> tuple[Status, str | None]:
-        """A worker's (status, extracted answer). A request whose worker dies before the limit is tried once more."""
+        """Return a worker's (status, extracted answer). If the worker dies before the limit, retry once."""
         worker = self._take()  # may start the server, which does not count towards the limit
         end = monotonic() + limit
         for last in (False, True):
@@ -236,7 +234,7 @@ class Pool:
         return "unparsable", None
 
     def _take(self, *, new: bool = False) -> Channel:
-        """An idle worker or a new one: no request waits for another."""
+        """Return an idle worker or a new one, so that no request waits for another."""
         with self._lock:
             if self._idle and not new:
                 return self._idle.pop()
@@ -255,10 +253,10 @@ class Pool:
 
 
 def worker_count() -> int:
-    """The cores available to this process: at most 8, divided among the ranks of a node."""
+    """Return the number of workers: the available cores divided by the ranks of this node, at most 8."""
     return max(1, min(8, cores() // int(os.environ.get("LOCAL_WORLD_SIZE") or 1)))
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

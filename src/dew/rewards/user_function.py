@@ -1,8 +1,9 @@
-"""A user's reward function: one call, whose failure is one RewardError and whose return values are checked, and a
-function by path, `rewards.py:score`, `package.rewards:score` or TRL's `package.rewards.score`.
+"""A user's reward function: calls with checked return values and readable errors, and functions given by path
+(`rewards.py:score`, `package.rewards:score` or TRL's `package.rewards.score`).
 
-By path, it runs in a process of its own with limits of time and memory (process.py). A batch lost to them gets None for
-each answer, with a warning; the third in a row is an error. An exception or a wrong type is a bug and an error at once.
+A function given by path runs in its own process with time and memory limits (process.py). If it exceeds them, the
+answers of the batch get None, with a warning; the third such batch in a row is an error. So are exceptions and wrong
+types, immediately.
 """
 
 import asyncio
@@ -39,16 +40,16 @@ from dew.rewards.worker import answer_requests, encode
 
 Rewards = list[float | None]
 
-NOT_FINITE = math.inf  # replaces every infinity and NaN that a function returned, because NaN stands for None in TRL
-TIMEOUT = 600.0  # seconds for one batch
-MAX_FAILURES = 3  # lost batches in a row that end the run
+NOT_FINITE = math.inf  # replaces every infinity and NaN that a function returned, because NaN means None in TRL
+TIMEOUT = 600.0  # seconds per batch
+MAX_FAILURES = 3  # consecutive failed batches that end the run
 
 log = logging.getLogger("dew.rewards")
 
 
 # ── one call ────────────────────────────────────────────────────────────────────────────────────────────────
 def reward_name(reward: Any) -> str:
-    """The name that TRL gives it: a function's own, a callable's class, the last part of a model's path."""
+    """Return its name in TRL: that of the function, of a callable's class, or the last part of a model's path."""
     while isinstance(reward, partial):
         reward = reward.func
     path = reward if isinstance(reward, str) else getattr(getattr(reward, "config", None), "_name_or_path", None)
@@ -63,20 +64,20 @@ def describe_batch(completions: Sequence[Any], prompts: Sequence[Any] | None) ->
 
 @contextmanager
 def reported(name: str, completions: Sequence[Any], prompts: Sequence[Any] | None) -> Iterator[None]:
-    """Whatever the block raises becomes a RewardError with the function's name and the batch."""
+    """Turn any exception of the block into a RewardError that names the function and the batch."""
     batch = describe_batch(completions, prompts)
     try:
         yield
     except RewardError as error:
         raise RewardError([replace(problem, why=problem.why or batch) for problem in error.problems]) from error
-    except (Exception, SystemExit) as error:  # a reward function does not end a run
+    except (Exception, SystemExit) as error:  # sys.exit() in a reward function must not end the run silently
         what = f"The reward {name} failed: {describe(error)}{user_line(error)}."
-        remedy = "Catch what can go wrong, and return None for an answer that cannot be scored."
+        remedy = "Catch this error, and return None for answers that cannot be scored."
         raise RewardError(Problem(what, batch, remedy)) from error
 
 
 def call_reward(name: str, function: Callable[..., Any], completions: Sequence[Any], /, **columns: Any) -> Rewards:
-    """The rewards that a function returns, called as TRL calls it; a coroutine is awaited."""
+    """Call a reward function as TRL does (awaiting a coroutine) and return its rewards."""
     n = len(completions)  # before the function can change the list
     with reported(name, completions, columns.get("prompts")):
         values = function(completions=completions, **columns)
@@ -86,12 +87,12 @@ def call_reward(name: str, function: Callable[..., Any], completions: Sequence[A
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one short line."""
+    """Describe an exception in one short line."""
     return " ".join("".join(format_exception_only(error)).split())[:300]
 
 
 def as_rewards(name: str, values: Any, n: int) -> Rewards:
-    """`values` as n rewards; None where the function gives no reward. Raises RewardError for anything else."""
+    """Return `values` as a list of n numbers or None (no reward). Raises RewardError for anything else."""
     listed = hasattr(values, "__iter__") and not isinstance(values, str | bytes | Mapping | Set)
     if not listed or getattr(values, "ndim", 1) != 1:
         raise _returned(name, values)
@@ -99,7 +100,7 @@ def as_rewards(name: str, values: Any, n: int) -> Rewards:
     if len(found) != n:
         count = f"more than {n}" if len(found) > n else len(found)
         problem = f"The reward {name} returned {count} rewards for {n} answers."
-        raise RewardError(Problem(problem, remedy="Return one for each, in the same order."))
+        raise RewardError(Problem(problem, remedy="Return one per answer, in the same order."))
     return [None if value is None else _number(name, value) for value in found]
 
 
@@ -118,16 +119,16 @@ def _returned(name: str, value: Any) -> RewardError:
     return RewardError(Problem(problem, remedy="Return one number per answer, or None for no reward."))
 
 
-# ── by path, in a process of its own ────────────────────────────────────────────────────────────────────────
+# ── by path, in a separate process ──────────────────────────────────────────────────────────────────────────
 
 
 def is_user_function(name: str) -> bool:
-    """True for `module:function`, `file.py:function` and `module.function`: code that is not part of dew."""
+    """Whether a name is a path to user code: `module:function`, `file.py:function` or `module.function`."""
     return ":" in name or "." in name
 
 
 def required_columns(function: Callable[..., Any]) -> Sequence[str]:
-    """The columns that the data must have: those that it names, or its parameters without a default."""
+    """Return the columns that the data must have: its `columns`, or its parameters without a default."""
     if isinstance(function, Verifier | UserFunction):
         return function.columns
     try:
@@ -151,7 +152,7 @@ class UserFunction:
         where, _, name = path.rpartition(":" if ":" in path else ".")
         if not where or not name.isidentifier() or path.endswith(".py"):
             remedy = "Write module:function or file.py:function."
-            raise ConfigError(Problem(f"reward {path!r} names no function.", remedy=remedy))
+            raise ConfigError(Problem(f"reward {path!r} does not name a function.", remedy=remedy))
         self.path, self.name, self.timeout, self.seed = path, name, timeout, seed
         self.memory = memory or psutil.virtual_memory().total / 2
         self.folders = list(dict.fromkeys(str(Path(folder).absolute()) for folder in (Path.cwd(), *folders)))
@@ -173,7 +174,7 @@ class UserFunction:
         request = self._request(completions, columns)
         with self._lock:
             process = self._process or self._start()
-            self._process = None  # after Ctrl-C its late reply would be taken for the reply to the next request
+            self._process = None  # after Ctrl-C, its late reply would be mistaken for the reply to the next request
             try:
                 reply = process.ask(request, self.timeout)
             except ProcessFailed as failure:
@@ -218,8 +219,8 @@ class UserFunction:
         if self._failures < MAX_FAILURES:
             log.warning("%s These answers get no reward (%d of %d in a row).", message, self._failures, MAX_FAILURES)
             return
-        remedy = "Return None for answers it cannot score in time, or raise reward_timeout or reward_memory."
-        raise RewardError(Problem(message, f"The run ends after {self._failures} failed batches in a row.", remedy))
+        remedy = "Return None for answers that cannot be scored in time, or raise reward_timeout or reward_memory."
+        raise RewardError(Problem(message, f"The run stops after {self._failures} failed batches in a row.", remedy))
 
 
 load_reward = UserFunction
@@ -235,16 +236,16 @@ def _find_file(where: str, folders: Sequence[str]) -> str:
 
 
 def _as_text(value: Any) -> str:
-    """Dates and exact numbers, which data sets may hold, are sent as text."""
+    """Convert dates, exact decimals and paths, which data sets may contain, to text."""
     if isinstance(value, date | time | Decimal | Path):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not text, a number, a list or a mapping of those")
 
 
-# ── in the function's own process ───────────────────────────────────────────────────────────────────────────
+# ── in the function's process ───────────────────────────────────────────────────────────────────────────────
 def serve(channel: socket.socket, where: str, name: str, seed: int, folders: list[str]) -> None:
     """Entry point: load the function, then call it for each request."""
-    with suppress(OSError):  # if memory runs out, the kernel kills this process before the training
+    with suppress(OSError):  # if memory runs out, the kernel kills this process before the trainer
         Path("/proc/self/oom_score_adj").write_text("1000")
     random.seed(seed)
     try:
@@ -280,10 +281,10 @@ def _load(where: str, name: str, folders: list[str]) -> Callable[..., Any]:
 
 
 def _call(function: Callable[..., Any], name: str, request: dict[str, Any]) -> dict[str, Any]:
-    """Rewards and the values to log, or a problem."""
+    """Return rewards and values to log, or a problem."""
     columns, logged = request["columns"], []
 
-    def record(log: str, key: str, value: Any) -> None:  # a value that cannot be sent is an error where it is logged
+    def record(log: str, key: str, value: Any) -> None:  # fail here if a value cannot be sent
         logged.append(json.loads(json.dumps([log, key, value], default=float)))
 
     columns |= {log: partial(record, log) for log in request["logs"]}

@@ -1,4 +1,4 @@
-"""Verdict, the result of checking one answer; Verifier, a reward function that returns them; rewards of the format."""
+"""`Verdict` (the result of checking one answer), `Verifier` (a reward function with verdicts), and format rewards."""
 
 import re
 import socket
@@ -22,30 +22,30 @@ VERIFIERS = {
     "countdown-tinyzero": "dew.rewards.games:equation",
     **dict.fromkeys(("math", "gsm8k", "math500", "aime24", "aime25", "amc23", "dapo17k"), "dew.rewards.math:math"),
 }
-"""Name -> module:attribute, imported on first use. A built-in task and its verifier share a name."""
+"""Name -> module:attribute, imported on first use. A built-in task and its verifier have the same name."""
 FORMATS = {name: f"dew.rewards.verifiers:{name}" for name in ("think_format", "think_answer_format", "boxed_format")}
 
 
 def has_verifier(name: str | None) -> bool:
-    """Whether a verifier has that name, which is that of its task."""
+    """Whether there is a verifier (or a task with a verifier) of this name."""
     return name is not None and (name in VERIFIERS or name.startswith("reasoning_gym:"))
 
 
 def verifier(name: str) -> "Verifier":
-    """The verifier with that name."""
+    """Return the verifier of this name."""
     if name not in VERIFIERS and has_verifier(name):
         return resolve_name("dew.rewards.games:gym_verifier")(name)
     return _find("verifier", name, VERIFIERS)
 
 
 def reward(name: str, of_engine: Mapping[str, str] | None = None) -> Callable[..., list[float]]:
-    """The reward function with that name: a verifier, a format, or one of an engine (name -> module:attribute)."""
+    """Return the reward function of this name: a verifier, a format reward, or one of `of_engine` (module:attribute)."""
     known = {**(of_engine or {}), **VERIFIERS, **FORMATS}
     return _find("reward", name, known, "Or name your own: module:function, file.py:function.")
 
 
 def serve(channel: socket.socket, name: str) -> None:
-    """In a process of its own: reply to lists of texts and rows with their rewards."""
+    """Entry point of a separate process: reply to lists of texts and rows with their rewards."""
     judge = verifier(name)
     channel.sendall(encode({}))
     answer_requests(channel, lambda x: [verdict.reward for verdict in judge.verdicts(x["texts"], x["rows"])])
@@ -59,13 +59,13 @@ def _find(kind: str, name: str, known: Mapping[str, str], also: str = "") -> Any
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result for one answer. `unparsable` and `timeout` are kept apart from `wrong`."""
+    """The result for one answer. `unparsable` and `timeout` are distinguished from `wrong`."""
 
     status: Status
     extracted: str | None = None
-    """The answer that was read from the text; equal answers are equal strings. None if there was none."""
+    """The answer found in the text, or None. Equal answers are equal strings."""
     value: float | None = None
-    """What a reward function or a graded scorer returned; None: 1 or 0 by the status."""
+    """Value of a reward function or a graded scorer; None: the reward is 1 if correct, else 0."""
 
     @property
     def correct(self) -> bool:
@@ -73,7 +73,7 @@ class Verdict:
 
     @property
     def reward(self) -> float:
-        """The function's value; a verifier's is 1 for a correct answer, 0 otherwise."""
+        """`value` if there is one, else 1 for a correct answer and 0 otherwise."""
         return float(self.correct) if self.value is None else self.value
 
 
@@ -81,7 +81,7 @@ class Verdict:
 class Verifier:
     """Checks answers against the gold columns of their rows.
 
-    Calling it is the reward function that TRL expects: `verifier(completions, **columns) -> list[float]`.
+    It can be called as a reward function of TRL: `verifier(completions, **columns) -> list[float]`.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Verifier:
         return self.name
 
     def verdicts(self, completions: Sequence[Completion], rows: Sequence[Mapping[str, Any]]) -> list[Verdict]:
-        """One verdict per completion; `rows[i]` is the problem that `completions[i]` answers."""
+        """Return one verdict per completion; `rows[i]` is the problem that `completions[i]` answers."""
         if len(completions) != len(rows):
             problem = f"{self.name}: {len(completions)} answers for {len(rows)} rows."
             raise RewardError(Problem(problem, remedy="Pass one row per answer; repeat a row for each of its answers."))
@@ -120,7 +120,7 @@ class Verifier:
     def __call__(
         self, completions: Sequence[Completion], log_extra: Any = None, log_metric: Any = None, **columns: Any
     ) -> list[float]:
-        """TRL's signature. `log_extra` and `log_metric`, if TRL passes them, receive the verdicts and their shares."""
+        """Return the rewards, with TRL's signature, and log verdicts (`log_extra`) and their shares (`log_metric`)."""
         gold = [self._cell(columns, c) for c in self.columns]
         rows = [dict(zip(self.columns, cells, strict=True)) for cells in zip(*gold, strict=True)]
         verdicts = self.verdicts(completions, rows if gold else [{} for _ in completions])
@@ -135,13 +135,13 @@ class Verifier:
 
 
 def text_of(completion: Completion) -> str:
-    """The text of an answer; of several messages, the last one's."""
+    """Return the text of an answer, or of its last message."""
     if isinstance(completion, str):
         return completion
     return str(completion[-1].get("content") or "") if completion else ""
 
 
-# ── rewards of the format, in addition to correctness ───────────────────────────────────────────────────────
+# ── format rewards, in addition to correctness ──────────────────────────────────────────────────────────────
 def think_format(completions: Sequence[Completion], **_: Any) -> list[float]:
     """1 for `<think>...</think>` at the start, exactly once, followed by text."""
     return [float(_thinks_first(text_of(c))) for c in completions]

@@ -1,8 +1,8 @@
-"""The code that runs in the processes of process.py, and the sandbox of those that parse a model's text.
+"""Code that runs in the processes of process.py, and the sandbox for those that parse a model's text.
 
-The sandbox blocks what such a process never needs: run text as code, start programs, write, connect. No known answer
-makes the parsers try (tests/support/attacks.py has a few hundred attempts). If one ever does, the interpreter raises
-here and the answer is `unparsable`. A process cannot leave the sandbox.
+The sandbox blocks what parsing never needs: running text as code, starting programs, writing files, connecting. No
+known answer makes the parsers try any of this (tests/support/attacks.py has a few hundred attempts). If one does, the
+interpreter raises an error and the answer is `unparsable`. A process cannot leave the sandbox.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
-MEMORY = 3 * 2**30  # bytes of address space of a forked worker
+MEMORY = 3 * 2**30  # address space of a forked worker in bytes
 BLOCKED = {
     "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.startfile", "os.fork", "os.forkpty", "pty.spawn",
     "subprocess.Popen", "socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto",
@@ -28,17 +28,17 @@ BLOCKED = {
     "ctypes.dlopen", "ctypes.dlsym", "pickle.find_class", "webbrowser.open", "urllib.Request", "signal.pthread_kill",
     "code.__new__", "function.__new__",
 }  # fmt: skip
-"""Audit events (docs.python.org/3/library/audit_events.html) that are blocked whatever their arguments."""
+"""Audit events (docs.python.org/3/library/audit_events.html) that are blocked with any arguments."""
 
 GENERATED = os.path.join("sympy", "polys", "monomials.py")
-"""The one place where sympy needs `exec` to compare answers: it generates functions of integers."""
+"""The only file of sympy that needs `exec` to compare answers: it generates functions of integers."""
 
 Handler = Callable[[dict[str, Any]], Any]
 
 
 def main(fds: tuple[int, int], target: str, arguments: dict[str, Any]) -> None:
     """Entry point: call `target` ("module:function") with the first socket and `arguments`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles ^C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the kernel's timer kills this process; no handler, no exception
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM, signal.SIGTERM})
     if sys.platform == "linux":  # the kernel kills this process group, even in C code, when the parent's end closes
@@ -50,12 +50,12 @@ def main(fds: tuple[int, int], target: str, arguments: dict[str, Any]) -> None:
 
 
 def encode(message: Any, default: Callable[[Any], Any] | None = None) -> bytes:
-    """A message between processes: one line of JSON."""
+    """Encode a message between processes as one line of JSON."""
     return json.dumps(message, default=default).encode() + b"\n"
 
 
 def answer_requests(channel: socket.socket, handle: Handler) -> None:
-    """Reply to each request until the socket closes. The kernel kills this process `timer` seconds into a request."""
+    """Reply to each request until the socket closes. The kernel kills this process if one takes `timer` seconds."""
     pid = os.getpid()
     for line in channel.makefile("rb"):
         request = json.loads(line)
@@ -68,9 +68,9 @@ def answer_requests(channel: socket.socket, handle: Handler) -> None:
 
 
 def fork_workers(control: socket.socket, handle: Handler, warm_up: Sequence[dict[str, Any]]) -> None:
-    """Fork a sandboxed worker for each socket received; exit with all of them when `control` closes.
+    """Fork a sandboxed worker for each received socket, and exit with all of them when `control` closes.
 
-    The requests in `warm_up` are handled while no socket is waiting, so that workers start with filled caches.
+    While no socket is waiting, the requests in `warm_up` are handled, so that workers start with filled caches.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
     control.sendall(encode({}))
@@ -92,7 +92,7 @@ def fork_workers(control: socket.socket, handle: Handler, warm_up: Sequence[dict
 
 
 def run_worker(channel: socket.socket, handle: Handler) -> None:
-    """Answer requests with limited memory, in the sandbox."""
+    """Answer requests in the sandbox, with limited memory."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     if hard == resource.RLIM_INFINITY or hard > MEMORY:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, hard))
@@ -115,7 +115,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def violates(event: str, arguments: tuple[Any, ...]) -> bool:
-    """True if the sandbox blocks this event. Called by an audit hook: two frames up is the code that caused it."""
+    """Whether the sandbox blocks this event. Called by an audit hook, so the code that caused it is two frames up."""
     if event in BLOCKED:
         return True
     if event == "open":
@@ -132,7 +132,7 @@ def violates(event: str, arguments: tuple[Any, ...]) -> bool:
 
 
 def _expected(frame: FrameType | None) -> bool:
-    """True where sympy generates its functions, and during imports (named tuples and data classes)."""
+    """Whether the frame is where sympy generates functions, or inside an import (named tuples and data classes)."""
     if frame is not None and frame.f_code.co_filename.endswith(GENERATED):
         return True
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":

@@ -1,1 +1,1 @@
-"""What a run is: its config, its folder with metrics and token records, alarms, and what a config may do."""
+"""A run: its config, its folder with metrics and token records, its alarms, and limits on untrusted configs."""

@@ -1,6 +1,6 @@
 """Alarms: rules over a run's metrics (docs/metrics.md), each with one condition, one message and one remedy.
 
-A rule fires once in a run; after that, the steps at which its condition holds are counted. Does not need torch.
+A rule fires once per run; after that, only the number of steps at which its condition holds is counted. No torch here.
 """
 
 import math
@@ -16,7 +16,7 @@ Series = list[float]
 
 
 class Crossed(NamedTuple):
-    """Where a condition holds: the value, the threshold that it crossed, and since which step."""
+    """Returned if a condition holds: the value, the threshold that it crossed, and since which step."""
 
     value: float
     threshold: float
@@ -24,9 +24,9 @@ class Crossed(NamedTuple):
 
 
 FIRST, RECENT = 20, 5
-"""Entropy is compared with its mean over the first 20 steps; the mean of the last 5 is the current value."""
+"""The mean entropy of the last 5 steps is compared with that of the first 20."""
 NEWEST = 50
-"""Values kept in addition to the first ones: more than any rule needs."""
+"""Number of values kept in addition to the first ones, more than any rule needs."""
 
 
 class History:
@@ -36,7 +36,7 @@ class History:
         self.values: dict[str, dict[int, float]] = {}
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add a step. Values of the same step or later (parts of a step, a resumed run) are replaced."""
+        """Add a step. Values of this and later steps, e.g. from before a resume, are replaced."""
         for name, value in metrics.items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
@@ -51,13 +51,13 @@ class History:
         return list(self.values.get(name, {}).values())
 
     def last(self, name: str, count: int = 1) -> Series:
-        """The newest `count` values; empty if there are fewer."""
+        """Return the newest `count` values, or an empty list if there are fewer."""
         series = self.series(name)
         return series[-count:] if len(series) >= count else []
 
 
 Advice = str | tuple[str, Callable[[Any], Mapping[str, Any]]]
-"""A sentence, or one with {} for an algorithm with these settings: only where it has them and they are not set yet."""
+"""A sentence, or one with {} for the algorithm with these settings; omitted if it lacks them or already has them."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Rule:
     name: str
     condition: Callable[[History], Crossed | None]
     message: str
-    """A format string that may use {value}, {threshold}, {since} and {steps}, the number since then."""
+    """A format string that may use {value}, {threshold}, {since} and {steps} (the number of steps since then)."""
     remedy: Sequence[Advice]
     by_correctness: bool = False
     """Only for algorithms whose credit depends on which answers are correct."""
@@ -77,15 +77,15 @@ def _above(name: str, threshold: float, history: History) -> Crossed | None:
 
 
 def _stays_below(name: str, threshold: float, count: int, history: History) -> Crossed | None:
-    """The newest `count` values are below the threshold; with a threshold of 0, none is above it."""
+    """The newest `count` values are all below the threshold; if it is 0, none is above it."""
     last = history.last(name, count)
     holds = bool(last) and (max(last) < threshold or (threshold == 0 and max(last) <= 0))
     return Crossed(max(last), threshold, list(history.values[name])[-count]) if holds else None
 
 
 def _reward_falls(history: History) -> Crossed | None:
-    """The mean of the newest values is below half of the first value or of the best earlier mean of as many, by more
-    than five standard errors. The noise of a value is estimated from the differences between successive ones."""
+    """The mean of the newest n values is below half of the first value, or of the best earlier mean over n values, by
+    more than five standard errors. The noise of a value is estimated from differences between successive values."""
     x, steps = history.series("reward"), list(history.values.get("reward", ()))
     if len(x) < 4:
         return None
@@ -107,14 +107,14 @@ def _entropy(sign: int, factor: float, history: History) -> Crossed | None:
 
 
 def _one_token_takes_all(history: History) -> Crossed | None:
-    """More than a fifth, and more than three times an equal share: each of four tokens has a quarter anyway."""
+    """One token has more than 1/5 of the credit and more than three equal shares (each of 4 tokens has 1/4 anyway)."""
     share, tokens = history.last("credit/top1_share"), history.last("credit/tokens")
     threshold = max(0.2, 3 / tokens[0] if tokens and tokens[0] > 0 else 0.2)
     return Crossed(share[0], threshold) if share and share[0] > threshold else None
 
 
 def _pass_falls(history: History) -> Crossed | None:
-    """The pass@k with the largest k on an evaluation set, more than ten points below its first value."""
+    """On an evaluation set, the pass@k with the largest k is more than ten points below its first value."""
     found = [m for name in history.values if (m := re.fullmatch(r"(eval/(?:.+_)?pass@)(\d{1,6})", name))]
     largest = {m[1]: m[0] for m in sorted(found, key=lambda m: int(m[2])) if int(m[2]) > 1}
     for x in map(history.series, largest.values()):
@@ -124,8 +124,8 @@ def _pass_falls(history: History) -> Crossed | None:
 
 
 def _sampler_mismatch(history: History) -> Crossed | None:
-    """The KL divergence between sampler and trainer is large, or small but far above its first value, when both had the
-    same weights. What is left with the same weights is rounding."""
+    """The KL divergence between sampler and trainer is large, or far above its first value, which is only rounding
+    because both had the same weights."""
     series, recent = history.series("sampler/kl"), history.last("sampler/kl", RECENT)
     if recent and median(recent) > (threshold := max(5 * series[0], 0.005)):
         return Crossed(median(recent), threshold)
@@ -138,7 +138,7 @@ def _clipped(history: History) -> Crossed | None:
 
 
 def _never_clips(history: History) -> Crossed | None:
-    """Nothing was clipped for 20 steps, although the policy moved. Bounds on single tokens clip much earlier."""
+    """Nothing was clipped for 20 steps, although the policy moved. Bounds on token ratios clip much earlier."""
     clipped, kl = (history.last("clip/low", 20) + history.last("clip/high", 20)), history.last("kl/approx", 20)
     moved = sum(kl) / 20
     holds = len(clipped) == 40 and max(clipped) == 0 and moved > 0.001
@@ -201,7 +201,7 @@ RULES = (
           "purpose, lower their number or learning_rate.",)),
     Rule("pass_falls", _pass_falls,
          "Held-out pass@k fell from {threshold:.2f} to {value:.2f}.",
-         ("If pass@1 fell too, training harms the model; if not, the model is certain of fewer ways to answer. "
+         ("If pass@1 fell too, training harms the model; if not, its answers have become less diverse. "
           "Lower learning_rate, raise clip_high, or stop earlier.",)),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.", (LEARN_LESS,)),
@@ -225,7 +225,7 @@ RULES = (
          "The step was skipped: a reward, an advantage, a logit, an entropy or the gradient was infinite or NaN.",
          ("Three in a row stop the run. Check the reward function, lower learning_rate, use bf16 instead of fp16.",)),
     Rule("batch_not_full", partial(_above, "groups/short", 0.0),
-         "Dynamic sampling stopped at max_rounds, {value:.0f} groups missing; the step trained on the others, if any.",
+         "Dynamic sampling stopped at max_rounds with {value:.0f} groups missing; the step trained on the others, if any.",
          ("Choose problems that the model solves sometimes.",
           ("To sample longer, write `algorithm: {}`.", lambda rule: {"max_rounds": 2 * rule.max_rounds}))),
 )
@@ -233,20 +233,20 @@ RULES = (
 
 
 class Alarms:
-    """The alarms of a run. `algorithm`: a `dew.Algorithm`, which remedies fit; `by_correctness`: whether its credit
-    depends on which answers are correct; `checkpoints`: the steps of those that are kept."""
+    """The alarms of a run. `algorithm`: the `dew.Algorithm` for which remedies are written. `by_correctness`: whether
+    its credit depends on which answers are correct. `checkpoints`: returns the steps of existing checkpoints."""
 
     def __init__(
         self, algorithm: Any = None, by_correctness: bool = True, checkpoints: Callable[[], Sequence[int]] = lambda: ()
     ) -> None:
         self.steps: dict[str, int] = {}
-        """At how many steps the condition of each rule held."""
+        """Number of steps at which the condition of each rule held."""
         self._history, self._counted = History(), dict[str, int]()
         self._algorithm, self._checkpoints = algorithm, checkpoints
         self._rules = [rule for rule in RULES if by_correctness or not rule.by_correctness]
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The alarms that fire with these metrics. A step may come in parts."""
+        """Return the alarms that fire with these metrics. A step may be added in several parts."""
         self._history.add(step, metrics)
         fired = []
         for rule in self._rules:
@@ -268,7 +268,7 @@ class Alarms:
         return " ".join(filter(None, texts))
 
     def _setting(self, sentence: str, settings: Callable[[Any], Mapping[str, Any]]) -> str:
-        """The sentence for this algorithm; '' where it has no such setting, has it already, or cannot take it."""
+        """Return the sentence for this algorithm, or '' if it lacks the settings, already has them, or rejects them."""
         try:
             wanted = settings(self._algorithm)
             new = next(getattr(self._algorithm, name) != value for name, value in wanted.items())

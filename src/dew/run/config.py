@@ -1,5 +1,5 @@
-"""The config of a run: a flat YAML file with dew's own keys (the fields of `Run`) and the engine's, and what it names:
-the model, the problems, the verifier. Any GRPO config file of TRL works.
+"""The config of a run: a flat YAML file with dew's own keys (the fields of `Run`) and the engine's, and the model,
+problems and verifier that it names. Any GRPO config file of TRL works.
 """
 
 import logging
@@ -48,7 +48,7 @@ class Run:
 
     engine: str = "trl"
     task: str | None = None
-    """countdown, a named data set, or a file of problems; None where `dataset_name` is used instead."""
+    """A built-in task, a named data set, or a file of problems; None if `dataset_name` is used instead."""
     task_settings: Settings = field(default_factory=dict)
     problems: int = 4096
     verifier: str | None = None
@@ -61,7 +61,7 @@ class Run:
     """Environment variables to set before training, as in TRL's files."""
     settings: Settings = field(default_factory=dict)
     source: str | None = None
-    """The file the config was read from, for messages."""
+    """The file that the config was read from, for error messages."""
 
     def set_environment(self) -> None:
         try:
@@ -74,7 +74,7 @@ class Run:
         return algorithm_settings(self.settings.get("algorithm_kwargs"))
 
     def to_dict(self) -> Settings:
-        """The run as the keys of a file."""
+        """Return the keys and values of a config file."""
         own = {key: value for key, value in asdict(self).items() if key in OWN_KEYS and value not in (None, {})}
         if self.task is None:
             del own["problems"]
@@ -82,14 +82,14 @@ class Run:
 
 
 MAX_PROBLEMS = 10_000_000
-"""Catches typos: a game can generate any number of problems."""
+"""Catches typos, because a game can generate any number of problems."""
 TYPES: dict[str, type] = {"engine": str, "task": str, "problems": int, "verifier": str}
 TYPES |= dict.fromkeys(("task_settings", "verl", "env"), dict)
 OWN_KEYS = tuple(f.name for f in fields(Run) if f.name not in ("settings", "source"))
 
 
 def flat(nested: Mapping[str, Any], above: str = "") -> Settings:
-    """{"trainer": {"nnodes": 2}} and {"trainer.nnodes": 2} -> {"trainer.nnodes": 2}; an empty mapping is a value."""
+    """{"trainer": {"nnodes": 2}} and {"trainer.nnodes": 2} -> {"trainer.nnodes": 2}. Empty mappings are values."""
     found: Settings = {}
     for key, value in nested.items():
         name = f"{above}{key}"
@@ -98,13 +98,13 @@ def flat(nested: Mapping[str, Any], above: str = "") -> Settings:
 
 
 def merged(overrides: Settings, own: Settings) -> Settings:
-    """verl's keys with those of `own` in their place, whether or not either key has a +."""
+    """Replace verl's keys by those in `own`, whether or not either has a leading +."""
     given = {key.lstrip("+") for key in own}
     return {**{key: value for key, value in overrides.items() if key.lstrip("+") not in given}, **own}
 
 
 def read_run(path: str | Path, overrides: Mapping[str, Any] | None = None) -> Run:
-    """The run that a YAML file describes, with some keys replaced."""
+    """Read a run from a YAML file, with some keys replaced."""
     return make_run({**read_yaml(path), **(overrides or {})}, source=str(path))
 
 
@@ -118,7 +118,7 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
     ]
     problems += misspelled(key for key in keys if key not in OWN_KEYS)
     if "hub_token" in keys:
-        why = "Secrets do not belong in settings, which are saved in the run's folder and its report."
+        why = "Settings are saved in the run's folder and its report, so they must not contain secrets."
         remedy = "Set HF_TOKEN in the environment, or run `hf auth login`."
         problems.append(Problem("hub_token:", why, remedy))
     if own.get("engine", "trl") not in ENGINES:
@@ -133,7 +133,7 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
     except ConfigError as error:
         problems += error.problems
     if own.get("scores") and not own.get("task"):
-        why = "Scores are measured on the held-out problems of a task, and dataset_name has none."
+        why = "Scores are measured on the held-out problems of a task; dataset_name has none."
         remedy = "Give your data as `task: FILE_OR_FOLDER`, or remove scores; `dew eval` scores the model afterwards."
         problems.append(Problem("scores without a task.", why, remedy))
     if problems:
@@ -151,23 +151,23 @@ def _scoring(value: Any) -> Scoring | None:
     types = {"temperature": (int, float), "max_new_tokens": (int, type(None))}
     bad = {k: x for k, x in value.items() if type(x) not in types.get(k, (int,)) or (x is not None and not x > 0)}
     if bad:
-        remedy = "Give a number above 0, a whole one except for the temperature."
+        remedy = "Give a number above 0, and an integer except for the temperature."
         raise ConfigError([Problem(f"scores.{key}: {x!r}.", remedy=remedy) for key, x in bad.items()])
     return Scoring(**value)
 
 
 RENAMED = {
     "torch_dtype": "Write dtype.",
-    "max_prompt_length": "TRL no longer truncates prompts: remove it, and leave overlong prompts out of the data.",
+    "max_prompt_length": "TRL no longer truncates prompts: remove it, and remove overlong prompts from the data.",
     "evaluation_strategy": "Write eval_strategy.",
     "no_cuda": "Write use_cpu.",
-    "warmup_ratio": "Write warmup_steps: below 1 it is a share of all steps.",
+    "warmup_ratio": "Write warmup_steps: a value below 1 is a share of all steps.",
 }
-"""Settings of earlier releases of TRL and transformers."""
+"""Settings of older releases of TRL and transformers."""
 
 
 def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None = None) -> None:
-    """Report every unknown key with the closest known one."""
+    """Raise an error that lists every unknown key with the closest known one."""
     known = [*known, *OWN_KEYS]
     advice = "`dew train --keys` lists all settings; those of the algorithm belong in algorithm_kwargs: {alpha2: 0.2}."
     unknown = [key for key in keys if key not in known]
@@ -176,13 +176,13 @@ def check_keys(keys: Iterable[str], known: Iterable[str], *, source: str | None 
         raise ConfigError([Problem(f"{k} is not a setting.", remedy=r) for k, r in problems.items()], source=source)
 
 
-# ── what a config names: model, problems, verifier ──────────────────────────────────────────────────────────
+# ── model, problems and verifier of a config ────────────────────────────────────────────────────────────────
 HELD_OUT = 64
-"""Held-out problems of a run that is not scored."""
+"""Number of held-out problems if the run has no `scores`."""
 
 
 def find_model(name: str, setting: str = "model_name_or_path", revision: str | None = None) -> str:
-    """The argument for `from_pretrained`: the folder of a bundled model, a folder that holds a model, a hub name.
+    """Return the argument for `from_pretrained`: the folder of a bundled model, another model folder, or a hub name.
 
     Raises a ConfigError if it cannot be loaded safely (models.py).
     """
@@ -200,7 +200,7 @@ def find_model(name: str, setting: str = "model_name_or_path", revision: str | N
 
 
 def training_rows(run: Run) -> tuple[Task, list[Row]]:
-    """The task and its training problems, without those whose gold answer does not verify against itself."""
+    """Return the task and its training problems, without those whose gold answer the verifier does not accept."""
     from dew.rewards.math import MathVerifier, usable_rows
 
     assert run.task is not None
@@ -209,13 +209,13 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     if not isinstance(verifier_of(run), MathVerifier):
         return source, rows
     usable, bad = usable_rows(rows)
-    what = f"{len(bad)} of {len(rows)} gold answers can be matched by no answer"
+    what = f"{len(bad)} of {len(rows)} gold answers cannot be matched by any answer"
     what += f", e.g. {', '.join(repr(str(row['answer'])[:40]) for row in bad[:3])}."
     if not usable:
         remedy = "Name the column of the final answers (task_settings {answer: ...}), or use another verifier."
         raise ConfigError(Problem(f"{run.task}: {what}", remedy=remedy))
     if bad:
-        logger.warning("%s These problems are left out.", what)
+        logger.warning("%s These problems are skipped.", what)
     return source, [dict(row) for row in usable]
 
 
@@ -224,18 +224,18 @@ def held_out_rows(run: Run, source: Task) -> list[Row]:
 
 
 def verifier_of(run: Run) -> Verifier | None:
-    """The verifier that decides correctness, if the run names one or its task has one."""
+    """Return the verifier that the run names, or that of its task, or None."""
     name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
     return verifier(name) if name and (run.verifier or has_verifier(name)) else None
 
 
 # ── YAML 1.2 ────────────────────────────────────────────────────────────────────────────────────────────────
 MAX_SIZE = 200_000
-"""Bytes of a file: reading many keys takes long."""
+"""Maximum size of a file in bytes: parsing many keys is slow."""
 
 
 class _Constructor(SafeConstructor):
-    """Plain values only; dates and `=` stay text."""
+    """Constructs plain values only; dates and `=` stay text."""
 
 
 for _tag in ("timestamp", "value"):
@@ -253,14 +253,14 @@ def read_yaml(path: str | Path) -> Settings:
 
 
 def parse_yaml(text: str, source: str = "config") -> Settings:
-    """The mapping in a YAML text: `1e-6` is a number, `no` a word, a key given twice an error."""
+    """Parse a YAML mapping. `1e-6` is a number, `no` is text, and duplicate keys are an error."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Constructor = _Constructor
     try:
         for event in yaml.parse(text):
-            if isinstance(event, AliasEvent):  # a few of them can expand to gigabytes
+            if isinstance(event, AliasEvent):  # a few aliases can expand to gigabytes
                 raise ValueError("aliases such as *name are not supported; write each value once")
-            if "\0" in str(getattr(event, "value", "")):  # in a name, it would fail where the file is opened
+            if "\0" in str(getattr(event, "value", "")):  # in a file name, it would fail later
                 raise ValueError(r"the character \0 is not allowed")
         value = yaml.load(text)
     except (YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
@@ -277,7 +277,7 @@ def parse_yaml(text: str, source: str = "config") -> Settings:
 
 
 class _Representer(SafeRepresenter):
-    """Text that YAML 1.1 or 1.2 would read as another type is quoted, and floats are floats in both."""
+    """Quotes text that YAML 1.1 or 1.2 would read as another type, and writes floats that are floats in both."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -297,11 +297,11 @@ _Representer.add_representer(float, _Representer.represent_float)
 
 
 def to_yaml(run: Run, header: Iterable[str] = ()) -> str:
-    """A config file for this run, with `header` lines as comments."""
+    """Return the text of a config file for this run, with `header` lines as comments."""
     yaml, stream = YAML(typ="safe", pure=True), StringIO()
     yaml.Representer = _Representer
     yaml.default_flow_style = False
-    yaml.width = MAX_SIZE  # a line that ruamel breaks may not read back the same
+    yaml.width = MAX_SIZE  # a line that ruamel wraps may read back differently
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.dump(run.to_dict(), stream)
     return "".join(f"# {line}\n" for line in header) + stream.getvalue()

@@ -1,9 +1,9 @@
-"""The folder of a run, which every engine writes and everything that looks at runs reads.
+"""The folder of a run, which the engines write and the report and other commands read.
 
     runs/NAME/  run.json  config.yaml  metrics.jsonl  alarms.jsonl  scores.json
                 records/step-00000120.jsonl.gz
 
-Files are written atomically (`dew.files`), logs line by line; an incomplete line of a killed run is skipped.
+Files are written atomically (`dew.files`), logs line by line. Incomplete lines of a killed run are skipped.
 docs/records.md documents every field.
 """
 
@@ -22,7 +22,7 @@ MODEL_FILES = ("config.json", "adapter_config.json")
 RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
 """The first line of the config.yaml in a run folder."""
 SILENCE = 600.0
-"""Seconds without a step, and ten times the usual ones, after which a run without a lock file has ended."""
+"""A run without a lock file has ended after this many seconds plus ten times its usual step time without a step."""
 is_main_process = os.environ.get("RANK", "0") == "0"
 """False in all but one of the processes that torchrun or accelerate started."""
 T = TypeVar("T", Json, list[Json])
@@ -35,7 +35,7 @@ class RunFolder:
         self.path = Path(path)
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
-        """Update these entries of run.json: `write_run({"status": "done"})`."""
+        """Update entries of run.json, e.g. `write_run({"status": "done"})`."""
         write_atomically(self.path / "run.json", to_json({"schema": SCHEMA, **self.run(), **facts}, indent=1))
 
     def write_scores(self, scores: Sequence[Mapping[str, Any]]) -> None:
@@ -51,7 +51,7 @@ class RunFolder:
         self._append("alarms.jsonl", alarm)
 
     def write_records(self, step: int, groups: Iterable[GroupRecord], keep: int = 0) -> int:
-        """Write a step's groups. Beyond `keep` files (0: no limit) every second one is deleted, but not the newest."""
+        """Write a step's groups. Above `keep` files (0: no limit), every second one except the newest is deleted."""
         written = write_records(self.path, step, groups)
         files = self.record_files()
         for path in files[1:-1:2] if 0 < keep < len(files) else []:
@@ -66,7 +66,7 @@ class RunFolder:
         return self._load("run.json", dict)
 
     def alive(self) -> bool:
-        """Whether a process that trains here still runs: it holds the lock, or has written a step not long ago."""
+        """Whether a process is still training here: it holds the lock, or it wrote a step recently."""
         path = self.path / ".lock"
         if not path.exists():  # written by another program, or copied from elsewhere
             times = [line["time"] for line in self.metrics() if isinstance(line.get("time"), int | float)]
@@ -79,19 +79,19 @@ class RunFolder:
         return self._load("scores.json", list)
 
     def checkpoints(self) -> dict[int, Path]:
-        """By step, the newest first."""
+        """Return {step: folder}, newest first."""
         found = [(path.name.partition("-")[2], path) for path in self.path.glob("checkpoint-*")]
         return dict(sorted(((int(step), path) for step, path in found if step.isdecimal()), reverse=True))
 
     def model(self) -> Path | None:
-        """The final model: `model/`, the lab's `adapter/`, the folder itself if Python code saved it there, or the
-        newest checkpoint."""
+        """Return the final model: `model/`, the lab's `adapter/`, the folder itself (if saved there from Python), or
+        the newest checkpoint."""
         saved = [path for path in self.checkpoints().values() if (path / "trainer_state.json").is_file()]
         places = [self.path / "model", self.path / "adapter", self.path, *saved[:1]]
         return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
 
     def used(self) -> bool:
-        """Whether a run has trained here; an evaluation before training is step 0."""
+        """Whether a run has trained here. Step 0 does not count: it is the evaluation before training."""
         return any(line["step"] for line in self.metrics()) or any(self.path.glob("checkpoint-*"))
 
     def clear(self, *, whole: bool = True) -> None:
@@ -105,12 +105,12 @@ class RunFolder:
             remove(path)
 
     def finished(self) -> bool:
-        """Whether the run is trained, its model saved and, if it is evaluated at all, evaluated after training."""
+        """Whether the run is trained, its model is saved and, if it has scores, the final evaluation is done."""
         scored = not (self.path / "scores.json").exists() or any(x.get("when") == "after" for x in self.scores())
         return self.run().get("status") == "done" and (self.path / "model").is_dir() and scored
 
     def metrics(self) -> list[Json]:
-        """One entry per step, in order. A resumed run repeats steps: the last value of each metric counts."""
+        """Return one entry per step, in order. If a resumed run repeated a step, its last values count."""
         steps: dict[int, Json] = {}
         for line in self._log("metrics.jsonl"):
             if isinstance(line.get("step"), int):
@@ -118,7 +118,7 @@ class RunFolder:
         return [steps[step] for step in sorted(steps)]
 
     def alarms(self) -> list[Json]:
-        """In step order, without repetitions by a resumed run."""
+        """Return alarms in step order, without duplicates from a resumed run."""
         lines = [line for line in self._log("alarms.jsonl") if isinstance(line.get("step", 0), int)]
         latest = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
         return [latest[key] for key in sorted(latest, key=lambda key: key[0])]
@@ -135,7 +135,7 @@ class RunFolder:
         with (self.path / name).open("a+b") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - 1, 0))
-            incomplete = file.read(1) not in (b"\n", b"")  # the last line of a killed run: start a new one
+            incomplete = file.read(1) not in (b"\n", b"")  # last line of a killed run
             file.write(b"\n" * incomplete + to_json(dict(line)))
 
     def _read(self, name: str) -> bytes | None:
@@ -146,7 +146,7 @@ class RunFolder:
         content = self._read(name) or b""
         lines = [line for line in content.splitlines() if line.strip()]
         whole = [value for line in lines if isinstance(value := try_json(line), dict)]
-        if lines and not whole and b"\n" in content:  # a single line without its end is being written
+        if lines and not whole and b"\n" in content:  # a single incomplete line may still be being written
             raise RecordError(f"{self.path / name}: no line is a JSON object.")
         return whole
 
@@ -168,26 +168,26 @@ def make_folder(folder: Path) -> None:
 
 
 def claim(folder: Path, overwrite: bool, *, delete: bool = True) -> None:
-    """Make sure that `folder` holds no run. `overwrite` deletes one; with `delete=False` the caller does that later."""
+    """Raise an error if `folder` holds a run, or delete it with `overwrite` (`delete=False`: the caller deletes it)."""
     make_folder(folder)
     sweep(folder)
     content = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
     if not content:
         return
-    config = folder / "config.yaml"  # one that dew did not write belongs to a project of the user's
+    config = folder / "config.yaml"  # if dew did not write it, the folder is the user's own
     by_dew = config.is_file() and config.read_bytes().startswith(f"# {RUN_AGAIN}".encode())
     if not by_dew and not any((folder / name).is_file() for name in ("run.json", "verl.yaml")):
-        what = f"{folder} is not empty and does not hold a run, but {', '.join(content[:3])}."
+        what = f"{folder} is not empty and does not hold a run. It has {', '.join(content[:3])}."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
     if not overwrite:
         remedy = f"Resume the run (dew resume {folder}), choose another folder, or add --overwrite."
-        raise ConfigError(Problem(f"{folder} is not empty: it holds a run.", remedy=remedy))
+        raise ConfigError(Problem(f"{folder} already holds a run.", remedy=remedy))
     if delete:
         RunFolder(folder).clear()
 
 
 def _take(file: IO[Any], *, shared: bool = False) -> bool:
-    """Lock an open file until it is closed; False if another process has locked it."""
+    """Lock an open file until it is closed. Return False if another process has locked it."""
     import fcntl  # not on Windows
 
     try:
@@ -198,7 +198,7 @@ def _take(file: IO[Any], *, shared: bool = False) -> bool:
 
 
 def hold(folder: Path) -> IO[Any] | None:
-    """Lock the folder of a run that no command has locked, until the file is closed: so that `alive` is right."""
+    """Lock the folder until the returned file is closed, for `alive`. None if a command has already locked it."""
     with suppress(OSError, ImportError):
         make_folder(folder)
         file = (folder / ".lock").open("w")
@@ -210,14 +210,14 @@ def hold(folder: Path) -> IO[Any] | None:
 
 @contextmanager
 def lock(folder: Path) -> Iterator[None]:
-    """One command at a time per folder. Children inherit the lock, so orphans of a killed parent hold it too."""
-    if not is_main_process:  # of several that train together, one holds the lock
+    """Allow one command at a time per folder. Child processes inherit the lock and keep it if the parent is killed."""
+    if not is_main_process:  # only one of several training processes holds the lock
         yield
         return
     make_folder(folder)
     with (folder / ".lock").open("w") as file:
         taken = _take(file)
-        if not taken:  # perhaps by `alive`, for an instant
+        if not taken:  # `alive` may have locked it briefly
             time.sleep(0.05)
             taken = _take(file)
         if not taken:

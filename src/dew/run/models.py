@@ -1,7 +1,7 @@
-"""Tries a model's config, tokenizer, chat template and adapter in a process with limits before they are loaded here.
+"""Load a model's config, tokenizer, chat template and adapter in a process with limits before loading them here.
 
-They are only data, and still a folder from someone else can make a loader hang or fill the memory: a template with
-nested loops, a pattern in adapter_config.json, a normalizer that multiplies the text, a million layers.
+They are only data, but a folder from someone else can still make a loader hang or run out of memory: a template with
+nested loops, a regular expression in adapter_config.json, a normalizer that multiplies the text, a million layers.
 """
 
 import hashlib
@@ -25,16 +25,16 @@ FILES = (
     "chat_template*", "additional_chat_templates/*",
 )  # fmt: skip
 MAX_FILE = 1 << 28
-"""Bytes of one of these files; the largest tokenizers have 35 million."""
+"""Maximum size of one of these files in bytes. The largest tokenizers have 35 million."""
 DENSEST = 16
-"""Parameters per byte of weights; with four bits each there are two."""
+"""Maximum number of parameters per byte of weights. 4-bit weights have two."""
 TEXT = "What is 12 × 3? Think first, aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa!\n\n"
 
 
 def check_model(name: str, folder: str | Path, revision: str | None = None) -> None:
-    """Raise a ConfigError if a model, in a folder or on the hub, hangs its loader or takes too much memory.
+    """Raise a ConfigError if loading a model, from a folder or the hub, hangs or takes too much memory.
 
-    Whatever else may be wrong with it, its loader says. Files that have passed are not tried again.
+    Other problems are left to the loader. Files that have passed are not checked again.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -42,7 +42,7 @@ def check_model(name: str, folder: str | Path, revision: str | None = None) -> N
 
         try:
             path = Path(snapshot_download(str(folder), revision=revision, allow_patterns=list(FILES)))
-        except Exception:  # of many kinds, and the loader has the same
+        except Exception:  # of many kinds; the loader will raise the same
             return
     if path in BUNDLED.values():
         return
@@ -74,7 +74,7 @@ def _try_loading(folder: Path) -> None:
     try:
         reply = process.ask(encode({"folder": str(folder)}), SECONDS)
     except ProcessFailed as failure:
-        raise ProcessFailed(f"the process that tried them {failure}") from None
+        raise ProcessFailed(f"the process that loaded them {failure}") from None
     finally:
         process.kill()
     weights = _weights(folder)
@@ -88,7 +88,7 @@ def _try_loading(folder: Path) -> None:
 
 # ── in that process ─────────────────────────────────────────────────────────────────────────────────────────
 def serve(channel: socket.socket) -> None:
-    """Entry point."""
+    """Entry point of the process."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     logging.disable(logging.CRITICAL)
     from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel  # noqa: F401  before the clock starts
@@ -98,7 +98,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def load(folder: str) -> dict[str, Any]:
-    """The number of parameters; 0 if something is wrong that the loader will say."""
+    """Return the number of parameters, or 0 if loading fails with an error that the loader will raise again."""
     try:
         _load_tokenizer(folder)
         return {"parameters": _load_empty(folder)}
@@ -121,7 +121,7 @@ def _load_tokenizer(folder: str) -> None:
 
 
 def _load_empty(folder: str) -> int:
-    """The model without weights, with its adapter."""
+    """Build the model without weights, with its adapter, and return its number of parameters (0 with an adapter)."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -1,7 +1,7 @@
-"""What a config file from someone else may set: plain training settings, with plain values.
+"""What an untrusted config file may set: plain training settings, with plain values.
 
-Your own file is trusted. With `--untrusted`, any other setting must be repeated on the command line
-(`--push_to_hub true`): it may run code, send data, write elsewhere or exhaust memory.
+By default a file is trusted. With `--untrusted`, any other setting, which may run code, send data, write elsewhere or
+exhaust memory, must be repeated on the command line (`--push_to_hub true`).
 """
 
 import re
@@ -34,15 +34,15 @@ actor.fsdp_config.mixed_precision.buffer_dtype rollout.gpu_memory_utilization ro
 rollout.load_format=safetensors
 """
 ALLOWED = frozenset(NAMES.split())
-"""Names, or name=value where only that value is allowed; with dots, verl's keys without `actor_rollout_ref.`."""
+"""Names, or name=value if only that value is allowed. Names with dots are verl's keys without `actor_rollout_ref.`."""
 WORD, PATH = re.compile(r"[\w-]{1,200}", re.ASCII), re.compile(r"(\w[\w.-]*/)*\w[\w.-]*", re.ASCII)
 ALGORITHM = re.compile(r"[\w-]{1,100}(\([\w=,. -]{0,200}\))?", re.ASCII)
 PATHS = ("model_name_or_path", "dataset_name", "task", "output_dir")  # hub names, or below the current folder
-LARGEST = 2**32  # a seed may be as large
+LARGEST = 2**32  # the largest seed
 
 
 def check_permission(run: Run, typed: Collection[str], untrusted: bool) -> None:
-    """Refuse every setting of an untrusted file that is neither in the list nor `typed` on the command line."""
+    """Raise an error if an untrusted file has settings that are neither allowed nor `typed` on the command line."""
     keys = {**run.to_dict(), **{f"verl.{key}": value for key, value in flat(run.verl).items()}, "verl": None}
     refused = {key: value for key, value in keys.items() if untrusted and not _allowed(key, value)}
     approved = [key for key in refused for name in typed if key == name or key.startswith(f"{name}.")]

@@ -1,7 +1,7 @@
 """Token records: the answers of some groups, with the signals and the credit of every token.
 
-Engines write them and the report reads them, without torch; docs/records.md documents every field. NaN and infinities
-become null.
+The engines write them and the report reads them, without torch. docs/records.md documents every field. NaN and
+infinities become null.
 """
 
 import gzip
@@ -18,17 +18,17 @@ from dew.files import is_plain, write_atomically
 
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
-"""Tokens in one step's file, about 12 MB on disk. Groups beyond it are omitted."""
+"""Maximum number of tokens in one step's file, about 12 MB on disk. Further groups are omitted."""
 MAX_FILE = 1 << 30
-"""Bytes of one file when read, decompressed."""
+"""Maximum size of a decompressed file in bytes."""
 MAX_LISTS = 4_000_000
-"""Lists and objects in one file of records: even empty ones cost memory."""
+"""Maximum number of lists and objects in one file: even empty ones take memory."""
 
 Json = dict[str, Any]
 
 
 class SchemaError(RecordError):
-    """A file written with a newer schema. It is not damaged, but cannot be interpreted."""
+    """The file was written with another schema. It is not damaged, but cannot be interpreted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +40,16 @@ class AnswerRecord:
     reward: float
     """The raw reward, before any shaping."""
     extra: float = 0.0
-    """What was added to it: other rewards, weighted, and penalties such as the overlong one."""
+    """The sum of what was added to it: weighted other rewards, and penalties such as the one for overlong answers."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Every reward function's own value, unweighted, by name; NaN where it gave none. Empty in older records."""
+    """Unweighted value of each reward function, by name; NaN if it returned none. Empty in older records."""
     truncated: bool = False
     extracted: str | None = None
     """The final answer that the verifier extracted from the text."""
     verdict: str | None = None
     """correct, wrong, timeout or unparsable."""
     guided: bool = False
-    """Sampled from a guiding policy, not from the trained policy."""
+    """Whether the guide wrote it, not the trained policy."""
     live: Sequence[bool] | None = None
     """False on tokens that do not train (tool output); None: all tokens train."""
     entropy: Sequence[float] | None = None
@@ -96,7 +96,7 @@ class GroupRecord:
 
 
 def _number(x: float) -> float | None:
-    """Five significant digits; None if not finite."""
+    """Round to five significant digits; None if not finite."""
     return float(f"{x:.5g}") if math.isfinite(x) else None
 
 
@@ -177,7 +177,7 @@ def record_path(folder: Path, step: int) -> Path:
 def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_tokens: int = MAX_TOKENS) -> int:
     """Write a step's groups into the run folder, replacing an earlier file, and return how many were written.
 
-    Groups that would exceed `max_tokens` are omitted, since part of a group is useless. No groups, no file.
+    Groups that would exceed `max_tokens` are omitted as a whole. Without groups, no file is written.
     """
     lines: list[bytes] = []
     for group in groups:
@@ -206,12 +206,12 @@ def _lines(path: Path) -> list[bytes]:
 
 
 def read_records(path: Path) -> list[GroupRecord]:
-    """All groups of one .jsonl or .jsonl.gz file, in order."""
+    """Return all groups of one .jsonl or .jsonl.gz file, in order."""
     return sample_records(path)[0]
 
 
 def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord], int]:
-    """Evenly spaced groups of a file, about `size` bytes of JSON in total, and how many groups it has."""
+    """Return evenly spaced groups of a file, about `size` bytes of JSON in total, and how many groups it has."""
     path = Path(path)
     groups: list[GroupRecord] = []
     number = 0
@@ -230,18 +230,18 @@ def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord
         raise
     except (OSError, EOFError, zlib.error) as error:
         what = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})."
-        raise RecordError(Problem(what, remedy="Copy it again, or delete it: other steps do not need it.")) from None
+        raise RecordError(Problem(what, remedy="Copy it again, or delete it: it only has this step.")) from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n", maxsplit=1)[0]
         what = f"{path}: line {number + 1} is not a token record ({reason})."
         raise RecordError(Problem(what, remedy="docs/records.md documents the format.")) from None
     if not groups:
-        raise RecordError(f"{path}: no groups. The run stopped before recording one, or recording was off.")
+        raise RecordError(f"{path} has no groups: the run stopped before recording one, or recording was off.")
     return groups, len(lines)
 
 
 def try_json(text: bytes) -> Any:
-    """The value, or None if it is not JSON. Integers beyond the range of a float become None."""
+    """Parse JSON, or return None if it is not valid. Integers beyond the range of a float become None."""
     try:
         return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else None)
     except (ValueError, RecursionError):

@@ -1,8 +1,8 @@
 """The settings that both engines have, under TRL's names, and the batch sizes that follow from them.
 
-A TRL run takes every setting as it is: TRL's dataclasses check the types, this table the numbers. A verl run gets
-verl's keys (engines/verl/launch.py). TRL counts answers and optimizer steps, verl prompts and generations; `Batches`
-has both.
+On TRL, settings are used as they are: TRL's dataclasses check the types, this table checks the numbers. For verl, they
+are translated to verl's keys (engines/verl/launch.py). TRL counts answers and optimizer steps, verl prompts and
+generations; `Batches` has both.
 """
 
 import json
@@ -19,22 +19,22 @@ ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a setting is on verl, its default on TRL, and the numbers that work."""
+    """A setting's key on verl, its default on TRL, and its limits."""
 
     verl: str = ""
-    """verl's key, with a + where verl has no such key. Empty: engines/verl/launch.py converts it."""
+    """verl's key, with a leading + if verl's config does not have it. Empty: engines/verl/launch.py converts it."""
     default: Any = None
-    """TRL's default; None leaves verl's key out."""
+    """TRL's default. With None, verl's key is not set."""
     steps: bool = False
-    """A number of optimizer steps, which becomes generations on verl; only positive ones are passed on."""
+    """Whether it counts optimizer steps, which are converted to generations for verl if positive."""
     same: tuple[Any, ...] | None = None
-    """Not translated: verl's key must be given too, unless the value is one of these, which mean verl's default."""
+    """If given, the setting is not translated: verl's key must be set too, unless the value is one of these."""
     least: float | None = None
     above: float | None = None
-    """Limits of a number, including and excluding the limit."""
+    """Lower limits of a number: inclusive (`least`) and exclusive (`above`)."""
 
     def problem(self, name: str, value: Any) -> Problem | None:
-        """A number outside of its limits, or not finite."""
+        """Return a problem if the value is a number below its limit or not finite."""
         if not isinstance(value, int | float):
             return None
         if self.least is not None and not self.least <= value < math.inf:
@@ -95,19 +95,19 @@ ALGORITHM_NAMES = {"epsilon": "clip_low", "epsilon_high": "clip_high", "beta": "
                    "sapo_temperature_pos": "tau_pos", "sapo_temperature_neg": "tau_neg"}  # fmt: skip
 """TRL's names for settings of the algorithm."""
 SAME = {"activation_checkpointing": "gradient_checkpointing"}
-"""New names in transformers, and the table's."""
+"""New names of settings in transformers -> their names in the table."""
 CHOOSE_ALGORITHM = ("loss_type", "importance_sampling_level", "scale_rewards", "use_bias_correction_kl")
-"""TRL's settings that describe an algorithm. The TRL engine chooses one by them where none is named."""
+"""TRL's settings that describe an algorithm. If none is named, the TRL engine uses them to choose one."""
 
 
 def misspelled(keys: Iterable[str]) -> list[Problem]:
-    """Keys that are almost one of the table's. TRL has no two settings whose names are this close; a test checks it."""
+    """Find keys that are almost one in the table. A test checks that no two settings of TRL have names this similar."""
     guesses = {key: did_you_mean(key, SETTINGS, cutoff=0.92) for key in keys if key not in SETTINGS}
     return [Problem(f"{key} is not a setting.", remedy=guess) for key, guess in guesses.items() if guess]
 
 
 def algorithm_settings(value: Any) -> dict[str, Any]:
-    """`algorithm_kwargs` as a mapping, also where it was given as JSON text."""
+    """Return `algorithm_kwargs` as a dict, also if it is JSON text."""
     given = value
     if isinstance(value, str):
         with suppress(ValueError, RecursionError):
@@ -122,19 +122,19 @@ def algorithm_settings(value: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Batches:
-    """Sizes of a generation and of an optimizer step, on all processes together."""
+    """Sizes of a generation and of an optimizer step, summed over all processes."""
 
     sampled: int
-    """Answers of one generation: they are sampled at once."""
+    """Answers per generation, sampled at once."""
     trained: int
     answers: int
-    """G, the answers to one prompt."""
+    """G, the number of answers per prompt."""
     passes: int = 1
-    """How often a generation is trained on."""
+    """How many times each generation is trained on."""
     processes: int = 1
     """One per GPU."""
     micro: int = 0
-    """Answers of a micro-batch on one process: TRL's per_device_train_batch_size. 0 on verl, which counts tokens."""
+    """Answers per micro-batch on one process (TRL's per_device_train_batch_size). 0 on verl, which counts tokens."""
 
     @property
     def prompts(self) -> int:
@@ -146,7 +146,7 @@ class Batches:
 
     @property
     def per_process(self) -> int:
-        """Answers that a process samples at once."""
+        """Answers that each process samples at once."""
         return self.sampled // self.processes
 
     @property
@@ -166,7 +166,7 @@ class Batches:
         )
 
     def misaligned(self, setting: str, unit: int) -> Problem | None:
-        """A generation that does not make whole optimizer steps. One of `setting` is `unit` answers."""
+        """Return a problem unless a generation has a whole number of optimizer steps. `unit`: answers per `setting`."""
         if self.sampled % self.trained == 0:
             return None
         low = self.sampled // self.trained * self.trained
@@ -175,8 +175,8 @@ class Batches:
         return Problem(what, remedy=f"Nearest: {setting}={near}.")
 
     def check_rows(self, data: Any, reduce: str = "per_device_train_batch_size or steps_per_generation") -> None:
-        """Both engines sample whole generations only: with fewer prompts they would train on nothing."""
+        """Raise an error if there are too few prompts for one generation: the engines would train on nothing."""
         rows = len(data) if hasattr(data, "__len__") else math.inf
         if rows < self.prompts:
-            what = f"{rows} problems are fewer than the {self.prompts} prompts of a generation."
+            what = f"The data has {rows} problems, fewer than the {self.prompts} prompts of a generation."
             raise ConfigError(Problem(what, remedy=f"Give at least {self.prompts} problems, or reduce {reduce}."))

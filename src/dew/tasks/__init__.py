@@ -1,4 +1,4 @@
-"""Problems with gold answers: two generated games, reasoning-gym, well-known data sets by name, and files."""
+"""Problems with gold answers: two generated games, reasoning-gym, named data sets, and files."""
 
 import os
 from collections.abc import Callable
@@ -16,12 +16,11 @@ GAMES: dict[str, Callable[..., Task]] = {"countdown": Countdown, "sums": Sums}
 
 
 def task(name: str, **settings: Any) -> Task:
-    """`task("countdown", numbers=3)`, `task("gsm8k")`, or `task("problems.jsonl", prompt="question", answer="gold")`.
+    """Return a task by name or path, with its settings.
 
-    `task("reasoning_gym:leg_counting")` is a data set of reasoning-gym, with its settings.
-
-    A file or folder with a column `prompt` and none named `problem` has ready-made prompts, unless settings of the
-    `problem` form are given.
+    E.g. `task("countdown", numbers=3)`, `task("gsm8k")`, `task("reasoning_gym:leg_counting")` or
+    `task("problems.jsonl", problem="question", answer="gold")`. If a file or folder has a column `prompt` and none
+    named `problem`, its prompts are used as they are, unless settings for `problem` are given.
     """
     if name in GAMES:
         return _build(GAMES[name], name, settings)

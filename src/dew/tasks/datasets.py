@@ -1,10 +1,10 @@
-"""Tasks, sources of problems with a fixed split into training and held-out ones: data sets, well-known ones by name and
-any other by path, and the templates that turn problems into prompts. The other tasks are in games.py.
+"""Tasks: problems with a fixed split into training and held-out ones. Here are data sets, by name or path, and the
+templates that turn problems into prompts. Generated tasks are in games.py.
 
     task("gsm8k")     task("dapo17k", template="qwen-boxed", without=["math500", "amc23"])
     task("problems.parquet", problem="question", answer="gold")     task("chats.jsonl", prompt="messages")
 
-A named set is looked up at `path`, then in the folder DEW_DATA (`gsm8k/train.jsonl.gz`), then on the hub.
+A named data set is looked up at `path`, then in the folder DEW_DATA (`gsm8k/train.jsonl.gz`), then on the hub.
 """
 
 import os
@@ -40,12 +40,12 @@ class Task(Protocol):
     def name(self) -> str: ...
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        """n distinct problems, determined by the arguments; fewer rows are a prefix of more."""
+        """Return n distinct problems, which depend only on the arguments. A smaller n gives a prefix."""
         ...
 
 
 def split_of(key: Hashable) -> Split:
-    """The split of a problem, by a hash of what identifies it: independent of any seed."""
+    """Return the split of a problem by a hash of its key, independent of any seed."""
     digest = blake2b(repr(key).encode(), digest_size=8).digest()
     return "held_out" if int.from_bytes(digest) < HELD_OUT_SHARE * 2**64 else "train"
 
@@ -74,11 +74,11 @@ TEMPLATES = {
     "tags, for example <answer> (1 + 2) / 3 </answer>.",
 }
 CHATS = ("chat", "tinyzero")
-"""Templates of a user message, to which the model's own chat template is applied."""
+"""Templates for a user message, to which the model's own chat template is applied."""
 
 
 def render(template: str, problem: str) -> Any:
-    """The prompt: text, or a list of chat messages. A template that contains `{problem}` is used as it is."""
+    """Return the prompt: text, or a list of chat messages. `template`: a name, or a text that contains `{problem}`."""
     text = template if "{problem}" in template else TEMPLATES.get(template)
     if text is None:
         also = "Or write your own template, with {problem} in it."
@@ -87,7 +87,7 @@ def render(template: str, problem: str) -> Any:
     return [{"role": "user", "content": prompt}] if template in CHATS else prompt
 
 
-# ── rows of the named sets: a local copy (problem, answer) or the hub's own columns ─────────────────────────
+# ── rows of named data sets: from a local copy (problem, answer) or with the hub's own columns ──────────────
 def _first(raw: Row, *names: str) -> Any:
     for name in names:
         if raw.get(name) is not None:
@@ -101,13 +101,13 @@ def _plain(raw: Row) -> Row:
 
 
 def _gsm8k(raw: Row) -> Row:
-    """The hub's answer is the worked solution, which ends in `#### 72`."""
+    """On the hub, the answer is a worked solution that ends in `#### 72`."""
     row = _plain(raw)
     return {**row, "answer": str(row["answer"]).rpartition("####")[2].strip().replace(",", "")}
 
 
 def _math(raw: Row) -> Row:
-    """The hub has only the worked solution, with the answer in its last box."""
+    """On the hub, there is only a worked solution, with the answer in its last box."""
     return _plain({**raw, "answer": raw.get("answer") or _last_box(str(_first(raw, "solution")))})
 
 
@@ -142,21 +142,21 @@ class Dataset:
     read: Read
     train: str | None = "train"
     held_out: str | None = "test"
-    """Test split; None, or that of training: an eighth of its problems, selected by a hash of the problem."""
+    """Test split. If None or equal to `train`, an eighth of the training problems, selected by a hash, is held out."""
     tested_on: str | None = None
-    """Another set whose problems are held out instead. It is also in `without`."""
+    """Another data set whose test problems are used instead. It is also in `without`."""
     config: str | None = None
     template: str | None = "chat"
     """Turns problems into prompts; None: the rows have ready-made prompts."""
     without: Sequence[str] = ()
-    """Sets or files whose test problems are removed from training."""
+    """Data sets or files whose test problems are removed from training."""
 
     @property
     def column(self) -> str:
         return "problem" if self.template else "prompt"
 
     def problems(self, split: Split) -> list[Row]:
-        """The rows of a split before filter and template."""
+        """Return the rows of a split, without applying `without` or the template."""
         if split == "held_out" and self.tested_on:
             return named(self.tested_on).problems("held_out")
         wanted = self.held_out if split == "held_out" and self.held_out else self.train
@@ -167,12 +167,12 @@ class Dataset:
             return rows
         kept = [row for row in rows if split_of(row_key(row, "problem") if self.template else row["prompt"]) == split]
         if not kept:
-            what = f"{self.name}: too few problems ({len(rows)}) to hold out an eighth, chosen by a hash."
+            what = f"{self.name}: too few problems ({len(rows)}) to hold out an eighth, selected by a hash."
             raise ConfigError(Problem(what, remedy="Add problems, or give a folder with a train and a test file."))
         return kept
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        """n problems, or all if there are fewer, in an order that depends only on the seed."""
+        """Return n problems, or all if there are fewer, in an order that depends only on the seed."""
         rows = self.problems(check_split(split))
         if split == "train" and self.without:
             others = (named(x).problems("held_out") if x in PRESETS else read_rows(x, columns()) for x in self.without)
@@ -193,10 +193,10 @@ def named(
     name: str, *, path: str | Path | None = None, template: str | None = None, held_out: str | None = None,
     without: Sequence[str] = (),
 ) -> Dataset:  # fmt: skip
-    """One of `PRESETS`, from a local `path` instead of DEW_DATA and the hub, with another template.
+    """Return one of `PRESETS`, optionally from a local `path` or with another template.
 
-    `held_out="train"`: an eighth of the training problems instead of the test split, to choose settings on.
-    `without`: sets or files whose test problems are removed from training.
+    `held_out="train"`: hold out an eighth of the training problems instead of the test split, to tune settings on.
+    `without`: data sets or files whose test problems are removed from training.
     """
     preset, data = PRESETS[name], os.environ.get("DEW_DATA")
     folder = Path(data).expanduser() / name.removesuffix("-tinyzero") if data else None
@@ -211,7 +211,7 @@ def named(
         return changed
     if held_out != preset.train:
         remedy = "Write train to hold out an eighth of the training problems."
-        remedy = remedy if preset.train else "Leave it out: the set has no training problems."
+        remedy = remedy if preset.train else "Remove it: the data set has no training problems."
         raise ConfigError(Problem(f"{name}: held_out={held_out!r}.", remedy=remedy))
     return replace(changed, held_out=held_out, tested_on=None)
 
@@ -221,19 +221,20 @@ def custom(
     keep: Sequence[str] = (), train: str = "train", held_out: str | None = None, config: str | None = None,
     template: str | None = None, without: Sequence[str] = (),
 ) -> Dataset:  # fmt: skip
-    """A file, a folder or a hub data set, with the names of its columns; a dot selects inside a column: `extra.gold`.
+    """Return a task from a file, a folder or a hub data set. A column name may have dots: `extra.gold`.
 
-    `problem` becomes a prompt by `template` (default: chat). `prompt` names a column with ready-made prompts (text or
-    chat messages) instead, and all columns are kept; otherwise `keep` names further ones that rewards need. `held_out`:
-    the test split; by default a folder's "test", else an eighth of the training problems. `without`: as in `named`.
+    `template` (default: chat) turns the column `problem` into a prompt; `keep` names other columns that rewards need.
+    Alternatively, `prompt` names a column of complete prompts (text or chat messages), and all columns are kept.
+    `held_out`: the test split (default: "test" in a folder, else an eighth of the training problems). `without`: as in
+    `named`.
     """
     if prompt and template:
-        what = f"template={template!r} applies to `problem`, and prompt={prompt!r} needs none."
+        what = f"template={template!r} applies to `problem`, but prompt={prompt!r} needs none."
         raise ConfigError(Problem(what, remedy="Set one of the two."))
     folder = Path(path).expanduser()
     if held_out and os.path.isfile(folder):
         what = f"held_out={held_out!r}: {path} is one file, without splits."
-        remedy = "Leave held_out out to hold out an eighth of its problems, or give a folder with a file per split."
+        remedy = "Remove held_out to hold out an eighth of its problems, or give a folder with a file per split."
         raise ConfigError(Problem(what, remedy=remedy))
     if held_out is None and os.path.isdir(folder) and split_files(folder, "test"):
         held_out = "test"
@@ -258,4 +259,4 @@ _SETS = (
     Dataset("countdown-tinyzero", "Jiayi-Pan/Countdown-Tasks-3to4", _tinyzero, held_out=None, template="r1"),
 )
 PRESETS = {preset.name: preset for preset in _SETS}
-"""The named sets as on the hub. Local copies have the splits `train` and `test`."""
+"""Named data sets as on the hub. Local copies have the splits `train` and `test`."""

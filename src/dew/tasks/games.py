@@ -18,22 +18,22 @@ from dew.tasks.datasets import Split, check_split, render, split_of
 from dew.tasks.rows import Row
 
 BUNDLED = {name: Path(__file__).parent / "data" / name for name in ("tiny", "tiny6")}
-"""The bundled models; the README.md in each folder describes it."""
+"""Folders of the bundled models, each with a README.md."""
 TINY = BUNDLED["tiny"]
 MAX_MISSES = 20_000
-"""Stop generating after this many draws in a row without a new problem."""
+"""Stop generating after this many consecutive draws without a new problem."""
 
 
 def model_folder(name: str) -> str:
-    """The argument for `from_pretrained`: the folder of a bundled model, any other name unchanged."""
+    """Return the argument for `from_pretrained`: the folder of a bundled model, or any other name unchanged."""
     return str(BUNDLED.get(name, name))
 
 
 @dataclass(frozen=True)
 class Countdown:
-    """Every number is used exactly once. The split depends on the numbers alone, regardless of order and target.
+    """Reach a target by using each number exactly once. The split depends only on the numbers, not on order or target.
 
-    A problem is generated from its solution: random numbers, random steps, and the last result is the target.
+    A problem is generated from its solution: random numbers and random steps, whose last result is the target.
     """
 
     numbers: int = 4
@@ -52,7 +52,7 @@ class Countdown:
             raise ConfigError(Problem(what, remedy="The defaults are largest=13, ceiling=99."))
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        """n distinct problems, determined by the arguments; fewer rows are a prefix of more."""
+        """Return n distinct problems, which depend only on the arguments. A smaller n gives a prefix."""
         rng = Random(f"{self}-{check_split(split)}-{seed}")
         rows: dict[Hashable, Row] = {}
         misses = 0
@@ -63,11 +63,11 @@ class Countdown:
             misses = misses + 1 if len(rows) == before else 0
         if len(rows) < n:
             what = f"only {len(rows)} of {n} distinct {split.replace('_', '-')} problems exist with these settings."
-            raise ConfigError(Problem(f"countdown: {what}", remedy="Ask for fewer, or change them."))
+            raise ConfigError(Problem(f"countdown: {what}", remedy="Ask for fewer, or change the settings."))
         return list(rows.values())
 
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:
-        """What identifies a random problem, and its row; None if it belongs to the other split or is invalid."""
+        """Draw a random problem: its key and its row, or None if it is in the other split or invalid."""
         numbers = [rng.randint(1, self.largest) for _ in range(self.numbers)]
         identity = tuple(sorted(numbers))
         if split_of(identity) != split:
@@ -89,14 +89,14 @@ class Countdown:
 
 @dataclass(frozen=True)
 class Sums:
-    """For small chat models: the last number of an answer counts. Held out by the two numbers in any order."""
+    """Add two numbers, for small chat models. The last number in an answer counts. a + b and b + a are in one split."""
 
     largest: int = 99
 
     name = "sums"
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        """n distinct problems, or all if there are fewer, in an order that depends only on the seed."""
+        """Return n distinct problems, or all if there are fewer, in an order that depends only on the seed."""
         check_split(split)
         pairs = [(a, b) for a in range(1, self.largest + 1) for b in range(1, self.largest + 1)]
         pairs = [pair for pair in pairs if split_of(tuple(sorted(pair))) == split]
@@ -111,16 +111,16 @@ class Sums:
 # ── reasoning-gym ───────────────────────────────────────────────────────────────────────────────────────────
 PREFIX = "reasoning_gym:"
 CHUNK = 200
-"""Problems per data set: the next one has another seed."""
+"""Number of problems generated with one seed, before the next seed is used."""
 INSTRUCTION = "Write your final answer between <answer> and </answer>."
 
 
 class Gym:
-    """One data set of reasoning-gym. A problem is held out by a hash of its question, so the splits never overlap.
+    """One data set of reasoning-gym. Problems are held out by a hash of their question, so the splits never overlap.
 
-    `graded`: the reward is reasoning-gym's score instead of 1 for a score of 1 and 0 otherwise. `size`: most training
-    problems. `template`: as in `dew.tasks.datasets`; by default a chat message that asks for <answer>. Further settings
-    are those of the data set.
+    `graded`: the reward is reasoning-gym's score instead of 1 for a score of 1 and 0 otherwise. `size`: maximum number
+    of training problems. `template`: as in `dew.tasks.datasets` (default: a chat message that asks for <answer>). Other
+    settings are passed to the data set.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Gym:
         self._dataset(0)
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        """n distinct problems, or fewer if there are no more, determined by the arguments."""
+        """Return n distinct problems, or fewer if there are no more, which depend only on the arguments."""
         check_split(split)
         rows: dict[str, Row] = {}
         last = 0
@@ -155,7 +155,7 @@ class Gym:
             "prompt": prompt if self._template is None else render(self._template, question),
             "problem": question,
             "answer": entry["answer"],
-            "entry": repr(written),  # tuples and sets stay what they are, and every row has the same type
+            "entry": repr(written),  # preserves tuples and sets, and every row has the same type
         }
 
     def _dataset(self, seed: int) -> Any:

@@ -1,6 +1,6 @@
 """Read problems from JSON Lines, JSON and Parquet files (also one per split in a folder) and from the Hugging Face hub.
 
-Rows that cannot be used are skipped, counted and logged with their line number; they never stop a run.
+Unusable rows are skipped, counted and logged with their line number; they never stop a run.
 """
 
 import codecs
@@ -21,26 +21,26 @@ from dew.files import is_plain
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 NOT_TRAIN = re.compile(r"(?i)(?<![a-z])(test|validation|valid|val|dev|eval|dataset_info|dataset_dict)(?![a-z])")
 MAX_SHOWN = 5
-"""Unusable rows listed in a message; the others are only counted."""
+"""Maximum number of unusable rows listed in a message; the others are only counted."""
 MAX_BYTES = 1 << 30
-"""Of one row of JSON Lines or one JSON file, decompressed."""
+"""Maximum size of one row of JSON Lines, or of one JSON file, decompressed."""
 
 MIN_LENGTH = 16
-"""Shorter texts (in letters and digits) are too generic to count as the same problem: `1+1=?`."""
+"""Texts with fewer letters and digits are too generic to count as the same problem: `1+1=?`."""
 
 log = logging.getLogger("dew.tasks")
 Row = dict[str, Any]
-"""One problem: `prompt`, gold `answer`, further gold columns, a worked `solution` if known."""
+"""One problem: `prompt`, gold `answer`, other gold columns, and a worked `solution` if known."""
 RawRows = Iterator[tuple[str, Any]]
-"""(file and line, row). An exception in place of the row: this line cannot be parsed."""
+"""(file and line, row), or an exception instead of the row if the line cannot be parsed."""
 Read = Callable[[Row], Row]
-"""Raw row -> row with the columns that dew uses. Raises an exception for a row that cannot be used."""
+"""Raw row -> row with the columns that dew uses. Raises an exception if the row is unusable."""
 
 
 def read_rows(
     source: str | Path, read: Read, *, split: str = "train", config: str | None = None, column: str = "problem"
 ) -> list[Row]:
-    """Every usable row of one split, in order, each problem once. `column` identifies it: "problem" or "prompt"."""
+    """Return the usable rows of one split, in order, without duplicates of `column` ("problem" or "prompt")."""
     seen: dict[str, list[tuple[str, Row]]] = {}
     bad: list[str] = []
     for where, raw in raw_rows(source, split=split, config=config):
@@ -86,22 +86,22 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
 
 
 def row_key(row: Row, column: str) -> str:
-    """What identifies a problem: its text up to white space. `x + 1` and `x - 1` have the same `key`, but not this."""
+    """Return a problem's text with white space normalized. Unlike `key`, it differs for `x + 1` and `x - 1`."""
     text = row[column]
     return " ".join((text if isinstance(text, str) else json.dumps(text)).split())
 
 
 def key(problem: str) -> str:
-    """A problem's letters and digits, in lower case."""
+    """Return a problem's letters and digits, in lower case."""
     return re.sub(r"[\W_]+", "", normalize("NFKC", problem).lower())
 
 
 def without_overlap(train: Sequence[Row], *tests: Iterable[Row]) -> tuple[list[Row], int]:
-    """(the training rows that occur in none of the test sets, how many were removed).
+    """Return the training rows that are not in any test set, and how many were removed.
 
-    Two problems are the same if their letters and digits are: white space, punctuation, case and LaTeX's backslashes
-    and braces are ignored, numbers are not. Paraphrased problems are not found: this removes copies, it does not prove
-    the absence of contamination.
+    Two problems are the same if their letters and digits are the same: white space, punctuation, case, and LaTeX's
+    backslashes and braces are ignored, numbers are not. This removes copies. It does not find paraphrased problems, so
+    it does not prove the absence of contamination.
     """
     seen = {k for test in tests for row in test if len(k := key(_problem(row))) >= MIN_LENGTH}
     kept = [row for row in train if key(_problem(row)) not in seen]
@@ -109,7 +109,7 @@ def without_overlap(train: Sequence[Row], *tests: Iterable[Row]) -> tuple[list[R
 
 
 def _problem(row: Row) -> str:
-    """The problem without its template, if the row has both."""
+    """Return the problem without its template if there is one, else the prompt."""
     return str(last_message(row.get("problem", row.get("prompt", ""))))
 
 
@@ -117,10 +117,10 @@ def _problem(row: Row) -> str:
 def columns(
     problem: str = "problem", answer: str = "answer", keep: Iterable[str] = (), prompt: str | None = None
 ) -> Read:
-    """Read the named columns; a dot selects inside a column: `reward_model.ground_truth`. `keep` names further ones.
+    """Return a function that reads these columns. A name may have dots: `reward_model.ground_truth`.
 
-    With `prompt`, that column is used as it is (text or chat messages) and all others are kept. With `answer=""` there
-    are no gold answers.
+    `keep` names other columns to keep. With `prompt`, that column is used as it is (text or chat messages), and all
+    others are kept. With `answer=""`, there are no gold answers.
     """
     gold = {"answer": answer} if answer else {}
 
@@ -134,7 +134,7 @@ def columns(
 
 
 def last_message(value: Any) -> Any:
-    """The text of the last message of a chat; any other value unchanged."""
+    """Return the text of the last message of a chat, or any other value unchanged."""
     if isinstance(value, list) and value and isinstance(value[-1], dict) and "content" in value[-1]:
         return value[-1]["content"]
     return value
@@ -164,7 +164,7 @@ def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> Ra
 
 
 def first_columns(source: str, split: str = "train") -> set[str]:
-    """The columns of the first row of a local file or folder."""
+    """Return the columns of the first row of a local file or folder."""
     path = Path(source).expanduser()
     try:
         if path.is_dir() and not split_files(path, split):
@@ -175,9 +175,9 @@ def first_columns(source: str, split: str = "train") -> set[str]:
 
 
 def split_files(folder: Path, split: str) -> list[Path]:
-    """The files of one split: `train.jsonl`, `data/train-00000-of-00002.parquet`.
+    """Return the files of one split: `train.jsonl`, `data/train-00000-of-00002.parquet`.
 
-    If all files are of one kind and none is named after a test split (`mine_test.jsonl`), they are the training split.
+    If all files have the same format and none is named like a test split (`mine_test.jsonl`), all are training files.
     """
     for place, suffix in product((folder, folder / "data"), SUFFIXES):
         if files := sorted([*place.glob(f"{split}{suffix}"), *place.glob(f"{split}-*{suffix}")]):

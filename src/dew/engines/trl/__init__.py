@@ -1,4 +1,4 @@
-"""Training on TRL: `DewTrainer` is `GRPOTrainer` with GTPO or any other algorithm of dew or of your own."""
+"""Training on TRL: `DewTrainer` is `GRPOTrainer` with any of dew's algorithms, or one of your own."""
 
 from dew.engines.compat import require
 

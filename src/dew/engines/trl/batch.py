@@ -1,7 +1,4 @@
-"""The batch that flows through a training step, and operations on its rows.
-
-sample -> score -> credit -> report          each step takes a `Batch`
-"""
+"""The batch that passes through a training step (sample, score, credit, report), and operations on its rows."""
 
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
@@ -20,14 +17,14 @@ ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated")
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(Rows):
-    """One generation. Columns (those of `Rows` too) hold the N answers of all processes, group by group."""
+    """One generation. Columns, including those of `Rows`, have the N answers of all processes, ordered by group."""
 
     inputs: dict[str, Any]
-    """This process's part of the answers, as TRL returned it and as the loss reads it."""
+    """This process's answers as TRL returned them: the input of the loss."""
     parts: Tensor
-    """(N, F) reward of each reward function, NaN where it gave none. Infinity: not finite, and not used."""
+    """(N, F) reward of each reward function. NaN: it returned none. Infinity: it was not finite and is not used."""
     total_length: Tensor
-    """(N,) number of tokens, tool output included."""
+    """(N,) number of tokens, including tool output."""
     length: Tensor
     """(N,) number of tokens that the policy wrote."""
     truncated: Tensor
@@ -39,11 +36,11 @@ class Batch(Rows):
     verdict: list[str | None] | None = None
     """Gold answers, and what the outcome reward logged about each answer. For records only."""
     finite: Tensor
-    """(N,) False on answers with a token whose log-probability or entropy is an infinity or a NaN."""
+    """(N,) False on answers with an infinite or NaN log-probability or entropy."""
     answers: Columns
-    """What `answer_metrics` reads of every answer that the policy sampled, those of dropped groups included."""
+    """`ANSWER_COLUMNS` of every answer that the policy sampled, including those of dropped groups."""
     groups: dict[str, int]
-    """Number of groups sampled, kept, dropped, refilled, ..., and of sampling rounds."""
+    """Number of groups that were sampled, kept, dropped, refilled, ..., and number of sampling rounds."""
 
     @property
     def columns(self) -> Columns:
@@ -52,7 +49,7 @@ class Batch(Rows):
 
 
 class Scores(NamedTuple):
-    """What a pass, or the sampler, gives for the tokens of this process's rows: (B, T) each."""
+    """(B, T) values of this process's tokens, from a forward pass or from the sampler."""
 
     logp: Tensor | None = None
     entropy: Tensor | None = None
@@ -62,26 +59,26 @@ class Scores(NamedTuple):
 
 @dataclass
 class Capture:
-    """What TRL computes inside `_generate_and_score_completions` and does not return.
+    """Intermediate results of TRL's `_generate_and_score_completions` that it does not return.
 
-    The trainer's overrides fill it while TRL runs, and `DewTrainer.sample` reads it right after.
+    The trainer's overrides fill it while TRL runs, and `DewTrainer.sample` reads it right afterwards.
     """
 
     completion_ids: list[list[int]] = field(default_factory=list)
     tool_mask: list[list[int]] | None = None
     parts: Tensor = field(default_factory=lambda: torch.empty(0))
     extra: dict[str, list[Any]] = field(default_factory=dict)
-    """What reward functions logged about this process's answers, by column."""
+    """Columns that reward functions logged about this process's answers."""
     sampled: list[tuple[list[list[int]], Tensor, Tensor]] = field(default_factory=list)
     """Tokens, log-probabilities and entropies of every call of dew's sampler."""
     passes: list[Scores] = field(default_factory=list)
-    """Of every pass without a gradient; with TRL's own loss, of every pass."""
+    """Scores of each forward pass without a gradient; with TRL's own loss, of each forward pass."""
 
 
 def make_batch(
     trainer: Any, inputs: Columns, capture: Capture, old: Scores, recorded: list[dict[str, Any]] | None
 ) -> Batch:
-    """One call of TRL as a batch: its inputs, and what is gathered from all processes.
+    """Return the `Batch` of one call of TRL, with columns gathered from all processes.
 
     `recorded` has this process's rows of the data set if a token record is due.
     """
@@ -131,7 +128,7 @@ def make_batch(
 
 
 def loss_mask(inputs: Columns) -> Tensor:
-    """(B, T) True on the tokens that train: sampled by the policy, not tool output, not masked as truncated."""
+    """(B, T) True on tokens that train: sampled by the policy (no tool output), in answers not masked as truncated."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if inputs.get("tool_mask") is not None else mask
 
@@ -141,7 +138,7 @@ LEFT_PADDED = ("prompt_ids", "prompt_mask")
 
 
 def gather_rows(accelerator: Any, x: Tensor, fill: float = 0, left: bool = False) -> Tensor:
-    """The rows of every process, in order of rank, padded to the longest."""
+    """Gather the rows of all processes, in order of rank, padded to the longest."""
     dtype = x.dtype
     if dtype == torch.bool:
         x = x.to(torch.uint8)
@@ -151,7 +148,7 @@ def gather_rows(accelerator: Any, x: Tensor, fill: float = 0, left: bool = False
 
 
 def local_rows(accelerator: Any, x: Any, width: int | None = None) -> Any:
-    """This process's part of gathered rows, cut to its own width."""
+    """Return this process's part of gathered rows, cut to `width` columns."""
     rows = len(x) // accelerator.num_processes
     part = x[accelerator.process_index * rows : (accelerator.process_index + 1) * rows]
     return part if width is None else part[:, :width]
@@ -168,7 +165,7 @@ def select_rows(columns: Columns, index: list[int]) -> Columns:
 
 
 def join_columns(parts: list[Columns], fills: dict[str, float]) -> Columns:
-    """The rows of all parts, padded to the longest."""
+    """Concatenate the rows of all parts, padded to the longest."""
     joined: Columns = {}
     for name, x in parts[0].items():
         values = [part[name] for part in parts]

@@ -1,8 +1,8 @@
 """Checkpoints from which a killed run resumes with identical results.
 
-TRL and transformers save weights, optimizer, schedule and random states. dew adds, in `dew_state_RANK.pt`, the
-generation that is being trained on, the position in it and in the prompts; and last of all a manifest of all files with
-their sizes and CRC-32. A checkpoint of dew without its manifest was interrupted while it was written.
+TRL and transformers save weights, optimizer, schedule and random states. dew adds the current generation, the position
+in it and in the prompts (`dew_state_RANK.pt`) and, last, a manifest with the size and CRC-32 of every file. A
+checkpoint of dew without a manifest is incomplete: the run was interrupted while writing it.
 """
 
 import errno
@@ -37,7 +37,7 @@ READERS = 4
 
 
 def newest_complete(folder: str) -> str | None:
-    """Removes newer ones that were interrupted, and renames damaged ones to `damaged-checkpoint-120`."""
+    """Return the newest complete checkpoint. Newer ones are deleted if incomplete, or renamed to `damaged-...`."""
     for path in RunFolder(folder).checkpoints().values():
         problem = find_problem(path)
         if problem is None:
@@ -54,7 +54,7 @@ def newest_complete(folder: str) -> str | None:
 
 
 def find_problem(checkpoint: Path) -> str | None:
-    """Why a run cannot resume from a checkpoint; None if it can."""
+    """Return why a run cannot resume from this checkpoint, or None if it can."""
     manifest = (checkpoint / MANIFEST).exists()
     if damage := find_damage(checkpoint) if manifest else INTERRUPTED * (checkpoint / OWN_STATE.format(0)).exists():
         return damage
@@ -62,7 +62,7 @@ def find_problem(checkpoint: Path) -> str | None:
 
 
 def _read_json(path: Path) -> Any:
-    """None if it is not a file of JSON."""
+    """Return the content of a JSON file, or None if there is no such file or it is not valid JSON."""
     try:
         return try_json(read_whole(path))
     except (OSError, RecordError):
@@ -75,7 +75,7 @@ def last_good(folder: str, accelerator: Any) -> str | None:
 
 
 def claim_folder(args: Any, accelerator: Any) -> None:
-    """Refuse or clear the folder of an earlier run."""
+    """Raise an error if output_dir holds an earlier run, or clear it if `overwrite_output_dir` is set."""
     folder = args.output_dir
     (used,) = broadcast_object_list([RunFolder(folder).used()])
     if used and not args.overwrite_output_dir:
@@ -87,7 +87,7 @@ def claim_folder(args: Any, accelerator: Any) -> None:
 
 
 def finished(checkpoint: str, args: Any) -> TrainerState | None:
-    """The state in a checkpoint of the last step; None if there are steps left."""
+    """Return the state in this checkpoint if its run is finished, or None if there are steps left."""
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
     if state.global_step < (args.max_steps if args.max_steps > 0 else state.max_steps):
         return None
@@ -96,7 +96,7 @@ def finished(checkpoint: str, args: Any) -> TrainerState | None:
 
 
 def write_manifest(folder: Path) -> None:
-    """Sync every file to the disk, then list them all."""
+    """Sync every file to disk, then write the manifest."""
     files = _checksums(folder)
     with ThreadPoolExecutor(READERS) as readers:
         list(readers.map(sync, {path for name in files for path in (folder / name, (folder / name).parent)}))
@@ -105,7 +105,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """What differs from the manifest, in a few words; None where every byte is as it was written."""
+    """Return what differs from the manifest, or None if every file is unchanged."""
     try:
         expected = dict(_read_json(folder / MANIFEST)["files"])
     except (ValueError, TypeError, KeyError, AttributeError):
@@ -116,7 +116,7 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _checksums(folder: Path) -> dict[str, list[int]]:
-    """[bytes, crc32] of every file by its name."""
+    """Return {file name: [size in bytes, CRC-32]}."""
 
     def checksum(path: Path) -> list[int]:
         value = 0
@@ -133,7 +133,7 @@ def _checksums(folder: Path) -> dict[str, list[int]]:
 
 @contextmanager
 def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
-    """While transformers saves a checkpoint: dew's `state` before, the manifest after, then older ones are removed."""
+    """Wrap the saving of a checkpoint: write dew's `state` before it, then the manifest, and remove old checkpoints."""
     args, accelerator, run = trainer.args, trainer.accelerator, trainer._get_output_dir(trial=None)
     folder = Path(run) / f"checkpoint-{trainer.state.global_step}"
     if args.should_save:
@@ -151,16 +151,16 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
     if args.should_save:
         RunFolder(run).sync()
         write_manifest(folder)
-        rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step: clocks may be adjusted
+        rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step, because clocks may change
 
 
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
-    """None for a checkpoint of plain TRL. With other `batches`, micro-batches differ: without the generation."""
+    """Return dew's state, or None if TRL wrote the checkpoint. If `batches` differ, its generation is dropped."""
     own, first = (Path(folder) / OWN_STATE.format(i) for i in (rank, 0))
     path = own if own.exists() else first  # there may be more processes now
     if not path.exists():
         if (Path(folder) / MANIFEST).exists():
-            logger.warning("%s has weights only (save_only_model): optimizer, schedule and prompts start anew.", folder)
+            logger.warning("%s has weights only (save_only_model): optimizer, schedule and prompts are reset.", folder)
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if (saved := state.get("batches", batches)) != batches:
@@ -176,7 +176,7 @@ FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errn
 
 
 def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
-    """The error of a run whose disk is full, or None. torch only says that writing failed: a full disk counts too."""
+    """Return an error for the user if the disk is full. torch only reports a failed write, so check free space too."""
     full = any(text in str(error) for text in FULL)
     if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
         full = shutil.disk_usage(folder).free < 1 << 20

@@ -1,4 +1,4 @@
-"""DewConfig: TRL's GRPOConfig, the name of an algorithm, and what a run records."""
+"""DewConfig: TRL's GRPOConfig with settings for the algorithm and for what a run records."""
 
 import logging
 import math
@@ -22,7 +22,7 @@ LIMITS = {
     **dict.fromkeys(("guide_weight", "guide_failed_weight"), Setting(least=0)),
     **dict.fromkeys(("reward_timeout", "reward_memory"), Setting(above=0)),
 }
-"""Settings with limits: those of both engines, and of TRL alone."""
+"""Settings with limits: those that both engines have, and those of TRL only."""
 RECORDS = [SETTINGS[f"records_{name}"].default for name in ("every", "groups", "keep")]
 
 
@@ -31,38 +31,38 @@ def _setting(default: Any, help: str) -> Any:
 
 
 def _of_algorithm(setting: str | None = None) -> Any:
-    meaning = f"The same as algorithm_kwargs[{setting!r}]" if setting else "May choose the algorithm"
+    meaning = f"Same as algorithm_kwargs[{setting!r}]" if setting else "Selects TRL's own loss if no algorithm is named"
     return _setting(None, f"{meaning}; see docs/trl.md.")
 
 
 @dataclass
 class DewConfig(GRPOConfig):  # type: ignore[misc]
-    """GRPOConfig, with `algorithm`, its settings (`algorithm_kwargs`), and what a run records.
+    """GRPOConfig with an `algorithm`, its settings (`algorithm_kwargs`), and settings for what a run records.
 
-    What the algorithm defines (clipping, KL, loss, scaling) is set from it, unless the algorithm is TRL's own.
+    The algorithm determines clipping, KL, loss and scaling, unless it is TRL's own (`trl`).
     `dew train --keys` lists every setting with its help; docs/trl.md explains those that dew adds.
     """
 
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
     unnamed: ClassVar = False
-    """Whether the algorithm is the default because nothing names or chooses one."""
+    """Whether the algorithm is the default because no setting selects one."""
     algorithm: str | None = _setting(
         None,
         f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}). "
         "Its settings may follow: NAME(setting=value,...).",
     )
-    algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Its settings, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
+    algorithm_kwargs: dict[str, Any] | str | None = _setting(None, "Settings of the algorithm, e.g. {'alpha2': 0.2}.")  # noqa: RUF009
     outcome_reward: str | None = _setting(None, "Name of the reward that decides correctness; others are added to it.")
-    reward_timeout: float = _setting(600.0, "Maximum seconds that your own reward function may take for a batch.")
-    reward_memory: float | None = _setting(None, "Memory limit in GiB of a reward given by path (default: half).")
+    reward_timeout: float = _setting(600.0, "Time limit in seconds for one call of your own reward function.")
+    reward_memory: float | None = _setting(None, "Memory limit in GiB of a reward by path (default: half of RAM).")
     records_every: int = _setting(RECORDS[0], "Write token records at step 1, then every N steps; 0: none.")
     records_groups: int = _setting(RECORDS[1], "Groups in each token record.")
-    records_keep: int = _setting(RECORDS[2], "Maximum number of records; beyond it every second one goes. 0: all.")
-    exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: with TRL.")
-    captured_sampling: bool = _setting(True, "Without vLLM, sample with dew's one-token steps; false: with generate.")
-    less_padding: bool = _setting(True, "Train on answers of similar length together, by tokens; false: as TRL does.")
+    records_keep: int = _setting(RECORDS[2], "Maximum number of records; above it, every second is deleted. 0: all.")
+    exact_head: bool = _setting(True, "Compute log-probabilities and entropies exactly in float32; false: as TRL does.")
+    captured_sampling: bool = _setting(True, "Without vLLM, use dew's own sampler; false: model.generate.")
+    less_padding: bool = _setting(True, "Group answers of similar length into micro-batches; false: as TRL does.")
     guide: str | None = _setting(None, "Mixed policy: a .jsonl file of recorded answers.")
-    guide_completions: int = _setting(1, "How many of the num_generations answers in a group come from the guide.")
+    guide_completions: int = _setting(1, "Number of answers in each group that come from the guide.")
     guide_weight: float = _setting(1.0, "Weight of the guide's answers in the loss.")
     guide_failed_weight: float = _setting(1.0, "Weight of groups in which all of the policy's own answers failed.")
     overwrite_output_dir: bool = _setting(False, "Delete an earlier run in output_dir when training starts.")
@@ -101,7 +101,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         super().__post_init__()
 
     def build_algorithm(self) -> Algorithm:
-        """The algorithm with its settings; the generation budget is max_completion_length."""
+        """Return the algorithm with its settings; its `max_tokens` is max_completion_length."""
         settings = {"max_tokens": self.max_completion_length, **algorithm_settings(self.algorithm_kwargs)}
         return get_algorithm(self.algorithm or DEFAULT_ALGORITHM, **settings)
 
@@ -110,18 +110,18 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return batches(self)
 
     def warnings(self) -> list[Problem]:
-        """What works, but probably not as meant."""
+        """Return problems that do not stop a run but are probably unintended."""
         unit = self.per_device_train_batch_size * self.batches.processes
         found = [self.batches.misaligned("steps_per_generation", unit)]
         limits = {"top_p": self.top_p not in (None, 1), "top_k": (self.top_k or 0) > 0, "min_p": bool(self.min_p)}
         given = ", ".join(f"{name}={getattr(self, name)}" for name, limited in limits.items() if limited)
         if self.use_vllm and given:
-            why = "vLLM's log-probabilities are then those of the remaining tokens, which biases the importance ratio."
+            why = "vLLM renormalizes its log-probabilities over the kept tokens, which biases the importance ratio."
             found.append(Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0."))
         return [problem for problem in found if problem is not None]
 
     def _read_algorithm(self) -> list[Problem]:
-        """The name and a mapping of settings, where they were given as JSON, `gtpo(alpha2=0.5)` or an object."""
+        """Set the name and a dict of settings from JSON, from text such as `gtpo(alpha2=0.5)`, or from an object."""
         try:
             given, self.algorithm_kwargs = algorithm_settings(self.algorithm_kwargs), None
             if isinstance(self.algorithm, Algorithm):
@@ -136,8 +136,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return []
 
     def _adopt_trl_settings(self) -> list[Problem]:
-        """TRL's clipping and KL become algorithm_kwargs. If no algorithm is named and its other settings of the loss
-        differ from the default's, the algorithm is TRL's own."""
+        """Copy TRL's clipping and KL settings to algorithm_kwargs. If no algorithm is named and TRL's other loss
+        settings differ from those of the default algorithm, select `trl`."""
         if isinstance(self.scale_rewards, bool):
             self.scale_rewards = "group" if self.scale_rewards else "none"
         if self.algorithm is None:
@@ -150,13 +150,13 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
                 logger.warning("%s Training with the algorithm %s.", what, self.algorithm)
         kwargs = algorithm_settings(self.algorithm_kwargs)
         given = {ours: getattr(self, theirs) for theirs, ours in ALGORITHM_NAMES.items()}
-        if self.loss_type in get_args(Surrogate):  # there epsilon_high is the ratio's maximum, and epsilon unused
+        if self.loss_type in get_args(Surrogate):  # epsilon_high is then the maximum ratio, and epsilon is unused
             high = given["clip_high"]
             given |= {"clip_low": None, "clip_high": None if high is None else max(high - 1, 0.0)}
         elif given["clip_high"] is None:  # as in TRL
             given["clip_high"] = kwargs.get("clip_high", given["clip_low"])
         problems = [
-            Problem(f"{theirs}={given[ours]}, but algorithm_kwargs has {ours}={kwargs[ours]}.", remedy="Give one.")
+            Problem(f"{theirs}={given[ours]}, but algorithm_kwargs has {ours}={kwargs[ours]}.", remedy="Remove one.")
             for theirs, ours in ALGORITHM_NAMES.items()
             if given[ours] is not None and kwargs.get(ours, given[ours]) != given[ours]
         ]
@@ -178,13 +178,13 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return [Problem(f"{self.batches}.", remedy=remedy)]
 
     def guide_problems(self) -> list[Problem]:
-        """Settings that do not work with a guide. For a guide passed as an object, the trainer calls this."""
+        """Return problems of these settings with a guide. The trainer calls it if the guide is passed as an object."""
         algorithm, per_process, G = self.build_algorithm(), self.batches.per_process, self.num_generations
         found = {
             f"guide with algorithm={self.algorithm!r}: TRL's own loss has no term for a guide.": algorithm.engine_loss,
             f"guide_completions={self.guide_completions} of num_generations={G}: guide and policy must each give at "
             "least one of a group's answers.": not 1 <= self.guide_completions < G,
-            f"{per_process} answers per process are not whole groups of {G}, which a guide needs.": per_process % G,
+            f"guide needs whole groups of {G} on each process, but it has {per_process} answers.": per_process % G,
             "guide with kl_coef: the KL term is not defined on another policy's answers.": algorithm.kl_coef,
         }
         return [Problem(what) for what, wrong in found.items() if wrong]
@@ -208,11 +208,11 @@ def batches(args: GRPOConfig) -> Batches:
 LOSS_TYPES = {"tokens": "dapo", "sequences": "grpo", "fixed": "dr_grpo"}
 TRL_ONLY = ("delta", "off_policy_mask_threshold", "top_entropy_quantile", "entropy_coef", "use_adaptive_entropy",
             "multi_objective_aggregation")  # fmt: skip
-"""Settings of TRL's own loss, which would silently do nothing in another."""
+"""Settings of TRL's own loss, which any other loss would silently ignore."""
 
 
 def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
-    """The algorithm's settings under TRL's names, so that TRL's logs, model card and checks agree with the loss."""
+    """Return the algorithm's settings under TRL's names, so that TRL's logs, model card and checks match the loss."""
     return {
         **{theirs: getattr(algorithm, ours) for theirs, ours in ALGORITHM_NAMES.items()},
         "loss_type": LOSS_TYPES["fixed" if algorithm.fixed_divisor else algorithm.reduce],
@@ -224,7 +224,7 @@ def _trl_settings(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
-    """TRL's settings of a loss that is not the algorithm's."""
+    """Return TRL's loss settings that contradict the algorithm."""
     if algorithm.engine_loss:
         return []
     problems = []
@@ -234,5 +234,5 @@ def _conflicts(config: DewConfig, algorithm: Algorithm) -> list[Problem]:
         same_loss = name == "loss_type" and given == algorithm.surrogate
         if name not in ALGORITHM_NAMES and given not in (None, own) and not without_kl and not same_loss:
             what = f"{name}={given!r}, but {algorithm.name} trains with {own!r}."
-            problems.append(Problem(what, remedy=f"Remove it, or write algorithm={ENGINE_ALGORITHM!r}: as TRL does."))
+            problems.append(Problem(what, remedy=f"Remove it, or set algorithm={ENGINE_ALGORITHM!r} for TRL's loss."))
     return problems

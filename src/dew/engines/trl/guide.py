@@ -1,8 +1,8 @@
 """Mixed policy: a guide answers each prompt in addition to the policy.
 
 Based on the abstract of "Improving DAPO from a Mixed-Policy Perspective" (arXiv:2507.12931); the full text was not
-available. A guide is a file of recorded answers, or an object with the methods of `Guide`. The trainer calls
-`MixedPolicy` once per phase; nothing outside of this file knows more of it.
+available. A guide is a file of recorded answers, or an object with the methods of `Guide`. The trainer calls one method
+of `MixedPolicy` in each phase of a step.
 """
 
 import json
@@ -23,7 +23,7 @@ from dew.errors import ConfigError, EngineError, Problem
 from dew.tasks.rows import raw_rows
 
 UNSCORED = 0.1
-"""x / (x + 0.1): the ratio of a guide's token whose probability was not recorded, with x the policy's own."""
+"""A guide's token without a recorded probability has the ratio x / (x + 0.1), where x is the policy's probability."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class GuideAnswer:
 
 class Guide(Protocol):
     def count(self, prompt: Any, wanted: int) -> int:
-        """How many answers it has for a prompt, at most `wanted`."""
+        """Return how many answers the guide has for a prompt, at most `wanted`."""
         return wanted
 
     def answer(self, prompt: Any, prompt_ids: list[int], count: int, turn: int) -> list[GuideAnswer]:
-        """`count` answers. `turn` is the optimizer step, so that a guide can cycle through recorded answers."""
+        """Return `count` answers. `turn` is the optimizer step, so that a guide can cycle through its answers."""
         ...
 
 
 class RecordedGuide(Guide):
-    """Lines of {"prompt", "completion", "token_ids" and "logprobs" if known}; a prompt may have several lines."""
+    """Lines of {"prompt", "completion"} with optional "token_ids" and "logprobs". A prompt may have several lines."""
 
     def __init__(self, path: str, tokenizer: Any, limit: int) -> None:
         self._by_prompt: dict[str, list[GuideAnswer]] = {}
@@ -70,7 +70,7 @@ class RecordedGuide(Guide):
 
 
 def _recorded(entry: dict[str, Any], tokenizer: Any, limit: int) -> tuple[Any, GuideAnswer]:
-    """Cut to the generation budget. An end-of-text token without a log-probability counts as certain: π_φ := 1."""
+    """Return the prompt and the answer, cut to `limit` tokens. An EOS token without a log-probability gets π_φ = 1."""
     completion: Any = entry.get("completion")
     logps = entry.get("logprobs")
     if "token_ids" in entry:
@@ -92,7 +92,7 @@ def _key(prompt: Any) -> str:
 
 
 class MixedPolicy:
-    """Adds the guide's answers to each group. It alone reads the columns that it adds to TRL's inputs:
+    """Adds the guide's answers to each group. Only this class reads the columns that it adds to TRL's inputs:
 
     guided        (B,) True on the guide's answers
     guide_logps   (B, T) log π_φ, NaN where it is not known
@@ -100,7 +100,7 @@ class MixedPolicy:
     """
 
     def __init__(self, trainer: Any, guide: Guide | None, dataset: Any = ()) -> None:
-        """`guide` as an object, or else the one that the config names."""
+        """If `guide` is None, use the file that the config names."""
         args, self._trainer = trainer.args, trainer
         if guide is None:
             guide = RecordedGuide(args.guide, trainer._tokenizer, args.max_completion_length)
@@ -113,10 +113,10 @@ class MixedPolicy:
             why = f"e.g. {lacking[0]!r:.80}. With vLLM or several processes every prompt needs that many."
             raise ConfigError(Problem(what, why, "Record more answers, or remove those prompts from the data set."))
         self._answers: list[GuideAnswer | None] = []
-        """Of the newest generation, an entry per row: the guide's answer, or None."""
+        """For each row of the latest generation, the guide's answer or None."""
 
     def generate(self, prompts: list[Any], generate: Callable[[list[Any]], tuple[Any, ...]]) -> tuple[Any, ...]:
-        """TRL's `_generate` result in which the guide gives the last answers of each group."""
+        """Return the result of TRL's `_generate`, with the guide's answers as the last ones of each group."""
         trainer = self._trainer
         size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
         counts = [self._guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
@@ -127,7 +127,7 @@ class MixedPolicy:
         finally:
             trainer.num_generations = size
         rows: list[GuideAnswer | None] = []
-        sources: list[int] = []  # the policy's row that a row is, or whose prompt it shares
+        sources: list[int] = []  # for each row, the policy's row with this answer or (for the guide's) this prompt
         first = 0
         for g, k in enumerate(counts):
             answers = self._guide.answer(prompts[g * size], prompt_ids[first], k, turn) if k else []
@@ -150,16 +150,16 @@ class MixedPolicy:
             merged(completion_ids, lambda answer: answer.ids),
             None if tool_mask is None else merged(tool_mask, lambda answer: [1] * len(answer.ids)),
             merged(completions, completion),
-            # None: TRL excludes these tokens from its correction for the sampler.
+            # TRL excludes tokens with None from its correction for the sampler.
             None if logprobs is None else merged(logprobs, lambda answer: [None] * len(answer.ids)),
-            # What a rollout function returns in addition, which has nothing about the guide's answers.
+            # Additional columns of a rollout function, which has none for the guide's answers.
             {name: merged(x, lambda answer: None) if isinstance(x, list) else x for name, x in extra.items()},
             None if images is None else [images[i] for i in sources],
             *rest,
         )
 
     def mark(self, batch: Batch) -> Batch:
-        """Add `guided` and `guide_logps`, and leave the guide's answers out of the metrics of the policy's."""
+        """Add `guided` and `guide_logps`, and exclude the guide's answers from the policy's metrics."""
         ids = batch.inputs["completion_ids"]
         logps = torch.full(ids.shape, torch.nan, device=ids.device)
         for row, answer in enumerate(self._answers):
@@ -171,12 +171,13 @@ class MixedPolicy:
         return replace(batch, answers={name: x[own] for name, x in batch.answers.items()})
 
     def solved_alone(self, batch: Batch) -> Tensor:
-        """(N,) True on groups that only the guide solved: credit and loss take them as a batch of their own."""
+        """(N,) True on groups that only the guide solved. Credit and loss treat them as a separate batch."""
         found = outcomes(self._trainer.algorithm, batch)
         return found.signal & ~any_in_group(batch.group, found.correct & ~self._guided(batch))
 
     def weigh(self, batch: Batch, credit: Credit, alone: Tensor) -> tuple[Columns, Numbers]:
-        """The divisor and `row_weight`: λ on the guide's answers; on groups that it `alone` solved λ₀ and their own."""
+        """Return `divisor` and `row_weight`, and metrics. The guide's answers have weight λ (`guide_weight`); groups
+        that it `alone` solved have λ₀ (`guide_failed_weight`) and their own divisor."""
         trainer, args, guided = self._trainer, self._trainer.args, self._guided(batch)
         apart = divisor(trainer.algorithm, batch, alone)
         count = divisor(trainer.algorithm, batch, ~alone & ~batch.filler) or apart or 1.0
@@ -190,13 +191,13 @@ class MixedPolicy:
         return columns, {"guide/accuracy": accuracy, "guide/rescued_share": float(alone.float().mean())}
 
     def parts(self, inputs: Columns, logp: Tensor, whole: Part) -> dict[str, tuple[Tensor, Part]]:
-        """Log-probabilities and rows of the policy's answers ("") and, apart from them, of the guide's ("guide/").
-        PPO does not clip a guide's ratio, which may be far above 1, if A < 0: it is at most 1 + `clip_high` there."""
+        """Split log-probabilities and rows into the policy's ("") and the guide's ("guide/"). If A < 0, PPO does not
+        clip the guide's ratio, which may be far above 1, so it is limited to 1 + `clip_high` here."""
         guided, weight = inputs["guided"][:, None], inputs["row_weight"][:, None]
         unknown = inputs["guide_logps"].isnan()
         old = torch.where(unknown, 0, inputs["guide_logps"])
         guide_logp = torch.where(unknown, logp - (logp.exp() + UNSCORED).log(), logp)
-        if self._trainer.algorithm.surrogate == "clip":  # the others bound it for either sign
+        if self._trainer.algorithm.surrogate == "clip":  # other surrogates bound it for both signs
             most = old + math.log1p(self._trainer.algorithm.clip_high)
             guide_logp = torch.where(inputs["advantages"] < 0, torch.minimum(guide_logp, most), guide_logp)
         guides = replace(whole, mask=whole.mask & guided, old_logp=old, weight=weight, penalty=None)

@@ -1,4 +1,4 @@
-"""From a `Run` to a trained model in its folder: `parse`, `build_trainer`, `launch`."""
+"""Train a `Run` on TRL: `parse` its settings, `build_trainer`, `launch`."""
 
 import argparse
 import logging
@@ -74,7 +74,7 @@ def check_names(run: Run, typed: Mapping[str, str]) -> None:
 
 
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
-    """`typed`: settings of the command line, and their text. `dry` accepts a config for a GPU where there is none."""
+    """Parse a run for TRL. `typed`: command-line settings, as text. `dry`: accept a GPU config without a GPU."""
     typed, file = typed or {}, run.source or "config"
     check_names(run, typed)
     both = f"{file} with the command line" if typed else file
@@ -107,14 +107,14 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
     if not model.model_name_or_path:
         problems.append(Problem("model_name_or_path is missing.", remedy="Name a folder, a hub model, or `tiny`."))
     if not parsed.data:
-        problems.append(Problem("nothing to train on.", remedy="Write `task:` or TRL's `dataset_name:`."))
+        problems.append(Problem("no training data.", remedy="Set `task:` or TRL's `dataset_name:`."))
     if problems:
         raise ConfigError(problems, source=file)
     return parsed
 
 
 def _convert(parser: Any, action: Any, value: Any, text: str | None) -> Any:
-    """One value in its type; `text` is what was typed for it. Mappings and unusual types are left to TRL."""
+    """Convert a value to its type. `text` is the value as typed, if any. Mappings and unusual types are left to TRL."""
     kind = action.type.__name__  # TRL wraps some types
     simple = action.choices or kind in ("int", "float", "str", "string_to_bool")
     if value is None or isinstance(value, Mapping) or not simple:
@@ -150,7 +150,7 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
-    """The reward functions: the verifier first, then those of TRL's `reward_funcs` and its reward model."""
+    """Return the reward functions: the verifier, then TRL's `reward_funcs`, then its reward model."""
     verifier = verifier_of(parsed.run)
     if verifier is not None and parsed.args.outcome_reward is None:
         parsed.args.outcome_reward = verifier.name
@@ -164,19 +164,19 @@ def rewards_of(parsed: Parsed) -> list[Any]:
 
 
 def _found(name: str, key: str, revision: str | None = None) -> str:
-    """Where a model is, once its config could be loaded: the errors of libraries do not say which model they mean."""
+    """Return a model's path or hub name. Load its config first: later errors would not say which model failed."""
     folder = find_model(name, key, revision)
     try:
         AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False)
     except OSError as error:
         raise ConfigError(not_loaded(key, name, error)) from None
-    except ValueError:  # it asks for code of the model's own, which TRL may be allowed to run
+    except ValueError:  # the model needs its own code, which TRL may be allowed to run
         pass
     return folder
 
 
 def _reward(name: str, parsed: Parsed) -> Any:
-    """A reward of TRL or of dew by name, or your own: module:function, file.py:function, TRL's module.function."""
+    """Return a reward of TRL or dew by name, or your own (module:function, file.py:function, TRL's module.function)."""
     if name == "get_soft_overlong_punishment":  # with the settings of TRL's own script
         return trl_rewards.get_soft_overlong_punishment(max_completion_len=1280, soft_punish_cache=256)
     if not is_user_function(name):
@@ -198,12 +198,12 @@ def build_trainer(parsed: Parsed) -> Any:
     rewards = rewards_of(parsed)
     try:
         return DewTrainer(folder, rewards, **others)
-    except (SafetensorError, JSONDecodeError) as error:  # which name no file
+    except (SafetensorError, JSONDecodeError) as error:  # these do not name the file
         raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
 
 
 def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:
-    """Train, and leave config.yaml, scores.json and model/ in the run's folder. Returns "done" or "stopped"."""
+    """Train, and write config.yaml, scores.json and model/ to the run's folder. Return "done" or "stopped"."""
     folder, stop = Path(parsed.args.output_dir), StopAtSignal()
     trainer.remove_callback(PrinterCallback)
     scored = parsed.run.scores is not None
@@ -234,7 +234,7 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
 
 
 class ScoreBefore(TrainerCallback):  # type: ignore[misc]
-    """Evaluates before the first step. Only when training starts are the weights on their devices, whole or sharded."""
+    """Evaluates before the first step, once the (possibly sharded) weights are on their devices."""
 
     def __init__(self, score: Callable[[], None]) -> None:
         self._score = score
@@ -245,7 +245,7 @@ class ScoreBefore(TrainerCallback):  # type: ignore[misc]
 
 
 class StopAtSignal(TrainerCallback):  # type: ignore[misc]
-    """Stops after the current step, with a checkpoint, at Ctrl-C or SIGTERM. A second Ctrl-C interrupts at once."""
+    """On Ctrl-C or SIGTERM, saves a checkpoint after the current step and stops. A second Ctrl-C stops immediately."""
 
     def __init__(self) -> None:
         self._requested = False
@@ -255,7 +255,7 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
         self._previous = {number: signal.signal(number, self._stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # The signal may reach one process only, or two of them at different steps: they stop together.
+        # A signal may reach only one process, or two of them at different steps, but all must stop together.
         if any(gather_object([self._requested])):
             control.should_save = control.should_training_stop = True
 
@@ -270,7 +270,7 @@ class StopAtSignal(TrainerCallback):  # type: ignore[misc]
 
 
 def _save_model(trainer: DewTrainer, folder: Path) -> None:
-    """All or nothing: `model/` appears when every file is on the disk."""
+    """Save the model atomically: `model/` appears once every file is on disk."""
     part = folder.with_name(f".{folder.name}.part")
     if trainer.is_fsdp_enabled:  # FSDP2's default is shards, which transformers writes in checkpoints only
         trainer.accelerator.state.fsdp_plugin.set_state_dict_type("FULL_STATE_DICT")
@@ -287,14 +287,14 @@ def _save_model(trainer: DewTrainer, folder: Path) -> None:
 
 
 def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
-    """Evaluate on held-out problems, into scores.json. With sharded weights all processes sample, else the main one."""
+    """Evaluate on held-out problems and write scores.json. All processes sample if weights are sharded, else one."""
     main = trainer.accelerator.is_main_process
     if not main and not trainer.sharded:
         return
     run, args, folder, how = parsed.run, parsed.args, RunFolder(parsed.args.output_dir), parsed.run.scores
     judge = verifier_of(run) or trainer.reward_funcs[trainer.outcome_index]
     if isinstance(judge, Module):
-        what = "scores: a reward model does not decide which held-out answers are correct."
+        what = "scores: a reward model cannot decide which held-out answers are correct."
         raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
     assert run.task is not None and how is not None
     scores = evaluate(

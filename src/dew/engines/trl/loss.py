@@ -1,4 +1,4 @@
-"""The update: log-probabilities by dew's operator, micro-batches with little padding, what the loss reads."""
+"""The update: log-probabilities with dew's operator, micro-batches with little padding, inputs of the loss."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ logger = logging.getLogger("dew")
 
 
 class _LogprobEntropy:
-    """Called as TRL calls its own: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
+    """Drop-in for TRL's function: (hidden, weight, bias, labels, temperature, chunk, softcap, scale, outputs)."""
 
     def __init__(self, entropy_grad: bool, sum_sq: bool) -> None:
         self._settings: dict[str, Any] = {"entropy_grad": entropy_grad, "sum_sq": sum_sq}
@@ -50,7 +50,7 @@ class _LogprobEntropy:
 
 
 def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
-    """ZeRO-3 partitions the head again after the forward pass: gather it once more when the backward pass reads it."""
+    """Gather the head again for the backward pass, because ZeRO-3 partitions it after the forward pass."""
     sharded = {p.data_ptr(): p for p in head if p is not None and p.requires_grad and hasattr(p, "ds_status")}
     if not sharded:
         return nullcontext()
@@ -66,9 +66,9 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[None]:
-    """While open, TRL's fused head is dew's operator: float32-exact entropy without the logits.
+    """Replace TRL's fused head by dew's operator, which computes entropies in float32 without storing the logits.
 
-    `entropy_grad`: whether a gradient flows through the entropy, which only a bonus on it needs.
+    `entropy_grad`: whether gradients flow through the entropy, which only an entropy bonus needs.
     """
     ours, theirs = _LogprobEntropy(entropy_grad, sum_sq), getattr(utils, FUSED_HEAD)
     setattr(utils, FUSED_HEAD, ours)
@@ -79,7 +79,7 @@ def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[Non
 
 
 class Head:
-    """How a model's log-probabilities and entropies are computed: by whose operator, with how much padding."""
+    """Computes a model's log-probabilities and entropies, with dew's operator or TRL's, padded or aligned."""
 
     def __init__(self, trainer: Any) -> None:
         args, algorithm = trainer.args, trainer.algorithm
@@ -91,12 +91,12 @@ class Head:
     def __call__(
         self, trl: Callable[..., Any], model: Any, ids: Tensor, mask: Tensor, keep: int, rows: int | None, **kwargs: Any
     ) -> tuple[Scores, Any]:
-        """The scores of the last `keep` columns, at most `rows` rows at once, and the router's loss."""
+        """Return the scores of the last `keep` columns, at most `rows` rows per pass, and the router's loss."""
         trainer, scoring, longest = self._trainer, not torch.is_grad_enabled(), kwargs.pop("longest", None)
         own = scoring and model is trainer.model
         sum_sq = own and trainer.algorithm.needs_sum_sq
         if own:
-            kwargs["compute_entropy"] = True  # the head computes it anyway; TRL discards it
+            kwargs["compute_entropy"] = True  # the head computes it anyway, and TRL discards it
         squares: list[Tensor] = []
 
         def watch(module: Any, inputs: Any, output: Any) -> None:  # TRL's scoring pass does not return Σπ²
@@ -115,12 +115,12 @@ class Head:
 
 
 def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
-    """Whether dew's operator computes the head; if it cannot, the log says why. TRL gathers a sharded head."""
+    """Whether dew's operator computes the head; if it cannot, log why. A sharded head is fine: TRL gathers it."""
     head = plain_head(model) if wanted else None
     unsupported = isinstance(head, str) and "shard" not in head
     if algorithm.needs_sum_sq and (unsupported or not wanted):
         what = f"{algorithm.label} needs the sum of squared probabilities, which only dew's operator computes."
-        remedy = "Leave out exact_head=False; if the model's output head is not supported, choose another algorithm."
+        remedy = "Remove exact_head=False; if the model's output head is not supported, choose another algorithm."
         raise ConfigError(Problem(what, remedy=remedy))
     if unsupported:
         logger.warning("Log-probabilities are computed by TRL's head instead of dew's operator: %s.", head)
@@ -128,10 +128,10 @@ def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
 
 
 def compile_layers(trainer: Any) -> None:
-    """If `torch_compile` or accelerate asks for it: each layer in place, once for all layers and lengths.
+    """If `torch_compile` or accelerate asks for it, compile the layers in place, once for all layers and lengths.
 
-    accelerate would compile the model as a whole, which takes as long as it is deep, or, by regions, a copy whose
-    training mode is not the model's.
+    accelerate would compile either the whole model, whose compile time grows with its depth, or, by regions, a copy
+    that does not follow the model's training mode.
     """
     plugin = trainer.accelerator.state.dynamo_plugin
     if plugin.backend == DynamoBackend.NO:
@@ -149,15 +149,15 @@ def compile_layers(trainer: Any) -> None:
 #    . . p p | a a a .                                      p p a a a .
 #    p p p p | a . . .                                      p p p p a .
 #
-# Aligned rows need no attention mask: what follows the end of a row does not reach back in a causal model.
+# Aligned rows need no attention mask: in a causal model, padding after the end of a row does not affect its tokens.
 
 
 ENOUGH = 8192
-"""Tokens of a pass that keep a GPU busy: beyond them, rows of less than half the length are not padded."""
+"""Tokens that keep a GPU busy: a pass with this many takes no more rows of less than half its longest row's length."""
 
 
 def token_parts(lengths: list[int], budget: int) -> list[list[int]]:
-    """Row numbers, longest first, in parts of at most `budget` tokens (or one row) with the padding to the longest."""
+    """Split rows, longest first, into parts of at most `budget` tokens including padding, or of one longer row."""
     parts: list[list[int]] = []
     for row in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         longest = lengths[parts[-1][0]] if parts else 0
@@ -173,15 +173,15 @@ def aligned_passes(
 ) -> tuple[Tensor, Tensor]:
     """(B, keep) log-probabilities and entropies of the last `keep` columns.
 
-    In one pass, or in passes of at most as many tokens as `rows_at_once` padded rows. `longest`: tokens of the longest
-    row of one pass, if known; else they are read from the device.
+    Takes one pass, or several with at most as many tokens as `rows_at_once` padded rows. `longest` is the number of
+    tokens in the longest row of a single pass; None reads it from the device.
     """
     if rows_at_once is None or rows_at_once >= len(ids):
         most = int(mask.sum(1).amax()) if longest is None else longest
         return _aligned_pass(model, ids, mask, keep, most)
     lengths = mask.sum(1).tolist()
     parts = token_parts(lengths, rows_at_once * ids.shape[1])
-    indices = [torch.tensor(part, device=ids.device) for part in parts]  # a copy would wait for a pass
+    indices = [torch.tensor(part, device=ids.device) for part in parts]  # first, because a copy waits for a pass
     passes = [
         _aligned_pass(model, ids[rows], mask[rows], keep, lengths[part[0]])
         for rows, part in zip(indices, parts, strict=True)
@@ -192,8 +192,8 @@ def aligned_passes(
 
 
 def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int) -> tuple[Tensor, Tensor]:
-    """With every row's tokens moved to the left. 0 if the model's head does not compute them: that of a reference
-    policy has no entropies."""
+    """One pass with every row's tokens moved to the left. Entropies are 0 for a reference policy, whose head does not
+    compute them."""
     live = mask.bool()
     order = torch.argsort(~live, dim=1, stable=True)[:, :longest]
     scored = live.gather(1, order) & (order >= ids.shape[1] - keep)
@@ -201,15 +201,15 @@ def _aligned_pass(model: Any, ids: Tensor, mask: Tensor, keep: int, longest: int
     outputs = model(input_ids=tokens, labels=tokens.masked_fill(~scored, -100), fused_lm_head=True)
     logp = outputs.log_probs
     found = (torch.zeros_like(logp) if x is None else x for x in (logp, outputs.entropy))
-    # The first token has no prediction.
+    # Nothing predicts the first token.
     back = (torch.zeros_like(ids, dtype=x.dtype).scatter(1, order, pad(x, (1, 0))) for x in found)
     logp, entropy = (x[:, -keep:] for x in back)
     return logp, entropy
 
 
-# ── what the loss reads ─────────────────────────────────────────────────────────────────────────────────────
+# ── inputs of the loss ──────────────────────────────────────────────────────────────────────────────────────
 def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator: Any) -> Columns:
-    """TRL's inputs with our advantages, and what else the loss needs."""
+    """Return TRL's inputs with dew's advantages and the other columns that the loss needs."""
     verdict = local_rows(accelerator, torch.where(credit.scored, credit.correct.long(), -1))
     if algorithm.engine_loss:
         return {**batch.inputs, "verdict": verdict}
@@ -226,7 +226,7 @@ def loss_inputs(algorithm: Algorithm, batch: Batch, credit: Credit, accelerator:
 
 
 def divisor(algorithm: Algorithm, rows: Rows, which: Tensor) -> float:
-    """What the loss of these rows is divided by: their live tokens, or their answers.
+    """Return the divisor of these rows' loss: their number of live tokens or of answers.
 
     As in TRL, an answer counts even if it is masked or has no reward.
     """
@@ -234,10 +234,10 @@ def divisor(algorithm: Algorithm, rows: Rows, which: Tensor) -> float:
 
 
 def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[Columns]:
-    """The rows of an optimizer step in micro-batches that take no more memory than `rows_at_once` padded rows.
+    """Split the rows of an optimizer step into micro-batches that need no more memory than `rows_at_once` padded rows.
 
-    With `skip`, answers without an advantage or penalty are left out; one remains, because every process needs a
-    gradient. `longest` is the number of tokens of the longest row.
+    With `skip`, answers without an advantage or penalty are left out, but at least one is kept, because every process
+    needs a gradient. `longest` is the number of tokens in the longest row.
     """
     first = waiting[0]
     rows = {name: torch.cat([w[name] for w in waiting]) for name, x in first.items() if x is not None and x.ndim}
@@ -256,10 +256,10 @@ def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[
 
 
 def loss_part(inputs: Columns, logp: Tensor, entropy: Tensor) -> Part:
-    """The rows of a micro-batch.
+    """Return the rows of a micro-batch.
 
-    Where TRL kept no old log-probabilities, the policy that trains is the one that sampled and the ratio is exactly
-    1: it is taken against the same numbers, detached, because a second pass would differ by rounding.
+    If TRL kept no old log-probabilities, the policy being trained is the one that sampled, and the ratio is exactly 1.
+    The old values are then `logp`, detached: those of a second pass would differ by rounding.
     """
     old = inputs.get("old_per_token_logps")
     return Part(
@@ -273,12 +273,12 @@ def loss_part(inputs: Columns, logp: Tensor, entropy: Tensor) -> Part:
 
 
 def observe_loss(trainer: Any, inputs: Columns, scores: Scores, loss: Tensor) -> None:
-    """Add a micro-batch of TRL's own loss to the statistics of the step."""
+    """Add a micro-batch trained with TRL's own loss to the statistics of the step."""
     assert scores.logp is not None and scores.entropy is not None
     logp, entropy = scores.logp.detach(), scores.entropy.detach()
     part = loss_part(inputs, logp, entropy)
     _, stats = trainer.algorithm.loss(logp, part, inputs["advantages"], count=1)
-    for side in ("low", "high"):  # TRL knows what its loss clips
+    for side in ("low", "high"):  # use TRL's own numbers for what its loss clips
         del stats[f"clip/{side}"]
         if values := trainer._metrics[trainer._mode].get(f"clip_ratio/{side}_mean"):
             stats[f"clip/{side}"] = torch.tensor(values[-1], device=logp.device)

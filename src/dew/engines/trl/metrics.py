@@ -1,4 +1,4 @@
-"""The metrics of a step, named as in docs/metrics.md, infinities and NaNs, and what a run leaves in its folder."""
+"""The metrics of a step (named as in docs/metrics.md), skipped steps, and what a run writes to its folder."""
 
 import logging
 import math
@@ -28,7 +28,7 @@ EVERY_STEP = (
     "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "steps/",
     "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip
-"""What each step's own line has already, `x/` for every name that begins with it. Last row: TRL's names for it."""
+"""Metrics that are written at every step; `x/` stands for all names that begin with it. Last row: TRL's names."""
 
 
 class StepStatistics:
@@ -47,10 +47,10 @@ class StepStatistics:
                 self._add(name, value * tokens, tokens)
 
     def add_update(self, loss: Tensor, verdict: Tensor, own: Tensor, entropy: Tensor) -> None:
-        """The loss of a micro-batch, and its entropies over the policy's `own` tokens."""
+        """Add the loss of a micro-batch and the entropies of the policy's `own` tokens."""
         for name, (total, count) in entropy_sums(entropy, own, verdict).items():
             self._add(name, total, count)
-        # The losses of micro-batches sum to that of the step, and processes average: count it once.
+        # The step's loss is the sum over micro-batches and the mean over processes, so each process counts once.
         self._add("loss", loss, torch.zeros_like(loss) if "loss" in self._sums else torch.ones_like(loss))
 
     def _add(self, name: str, total: Tensor, count: Tensor) -> None:
@@ -59,7 +59,7 @@ class StepStatistics:
         self._sums[name] = pair if seen is None else seen + pair
 
     def read(self, accelerator: Any) -> Numbers:
-        """The means over all processes. A collective call; resets."""
+        """Return the means over all processes and reset. A collective call."""
         sums, largest, self._sums, self._largest = self._sums, self._largest, {}, {}
         numbers: Numbers = {}
         if sums:
@@ -72,7 +72,7 @@ class StepStatistics:
 
 
 def pass_at(credit: Credit, size: int) -> Numbers:
-    """pass@1, 2, 4, ... up to the group size, over the groups of which every answer was scored."""
+    """Return pass@1, 2, 4, ... up to the group size, over the groups in which every answer was scored."""
     groups = credit.correct.view(-1, size)[credit.scored.view(-1, size).all(-1)]
     counts = groups.sum(-1).tolist()
     ks = sorted({2**i for i in range(size.bit_length())} | {size})
@@ -80,7 +80,7 @@ def pass_at(credit: Credit, size: int) -> Numbers:
 
 
 def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:
-    """Answers, credit and groups of a generation."""
+    """Return the metrics of a generation's answers, credit and groups."""
     answers, groups, names = batch.answers, batch.groups, trainer.reward_func_names
     numbers = {**answer_metrics(answers, names, trainer.algorithm.threshold), **credit_metrics(batch, credit)}
     numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
@@ -92,7 +92,7 @@ def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:
 
 
 def sampler_metrics(logp: Tensor, sampler_logp: Tensor, mask: Tensor, accelerator: Any) -> Numbers:
-    """How far the sampler's log-probabilities are from the policy's at the same tokens. A collective call."""
+    """Return the sampler's KL from the policy and the mean ratio between them. A collective call."""
     log_ratio = (logp - sampler_logp)[mask].double()
     log_ratio = log_ratio[log_ratio.isfinite()]  # vLLM returns none for some tokens
     ratio = log_ratio.exp()
@@ -102,11 +102,11 @@ def sampler_metrics(logp: Tensor, sampler_logp: Tensor, mask: Tensor, accelerato
 
 
 PATIENCE = 3
-"""Skipped steps in a row that stop the run. A generation counts once, however many steps are trained on it."""
+"""Number of consecutive skipped steps that stop the run. Steps on the same bad generation count once."""
 
 
 def not_finite(parts: Tensor, finite: Tensor, advantages: Tensor, names: Sequence[str]) -> str | None:
-    """What is not finite: (N, F) rewards, where NaN is none, logits of (N,) answers, (N, T) advantages."""
+    """Return what is not finite, if anything: (N, F) rewards (NaN: none), logits ((N,) `finite`), (N, T) advantages."""
     for name, bad in zip(names, parts.isinf().sum(0).tolist(), strict=True):
         if bad:
             return f"reward {name!r} of {bad} answers"
@@ -116,23 +116,23 @@ def not_finite(parts: Tensor, finite: Tensor, advantages: Tensor, names: Sequenc
 
 
 def finite_only(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Without infinities and NaNs: one would spoil every mean that it enters."""
+    """Remove infinities and NaNs, which would spoil every mean that includes them."""
     return {name: x for name, x in numbers.items() if not isinstance(x, float) or math.isfinite(x)}
 
 
 class NonFinite:
-    """Skips a step with an infinity or a NaN in rewards, logits, advantages, loss or gradient; three in a row stop the
-    run. All processes see the same numbers. Weights and optimizer stay; the schedule and the prompts advance."""
+    """Skips steps with an infinity or NaN in rewards, logits, advantages, loss or gradient. Three in a row stop the
+    run. A skipped step leaves weights and optimizer unchanged, but advances schedule and prompts."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {"generation": None, "counted": False, "row": []}
-        """What is not finite in the current generation, whether it was counted, and the steps skipped in a row."""
+        """What is not finite in the current generation, whether that was counted, and the consecutive skipped steps."""
 
     def start(self, generation: str | None) -> None:
         self.state |= {"generation": generation, "counted": False}
 
     def check(self, step: int, norm: float, *, loss: float = 0.0, scaled: bool) -> str | None:
-        """Why the step must be skipped, or None. A loss scaler overflows until it has found its scale: not counted."""
+        """Return why the step must be skipped, or None. Overflows of a loss scaler, which are normal, do not count."""
         generation, row = self.state["generation"], self.state["row"]
         found: str | None = generation or (None if math.isfinite(loss) else "loss")
         overflow = found is None and scaled
@@ -146,7 +146,7 @@ class NonFinite:
             self.state["counted"] = True
         if len(row) >= PATIENCE:
             what = f"{PATIENCE} steps in a row had an infinity or a NaN and were skipped; the weights are unchanged: "
-            remedy = "Check the reward function and the rule; or lower the learning rate, and train in bf16, not fp16."
+            remedy = "Check the reward function and the algorithm, lower the learning rate, or use bf16, not fp16."
             raise EngineError(Problem(f"{what}{'; '.join(row)}.", remedy=remedy))
         return found
 
@@ -162,7 +162,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         self._numbers: Numbers = {}
         self._start = time.perf_counter()
         self._trackers: dict[str, list[float]] = {}
-        """TRL's lists of what the trackers get next."""
+        """TRL's lists of values to report to the trackers."""
 
     def start(self, trainer: Any) -> None:
         self._trackers = trainer._metrics["train"]
@@ -182,7 +182,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measures what runs inside. On a GPU a phase ends when its work has."""
+        """Measure the time of the `with` block, without nested phases. Waits for the GPU to finish."""
         start, outer, self._nested = _now(), self._nested, 0.0
         try:
             yield
@@ -198,7 +198,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._start = time.perf_counter()
-        self.seconds.clear()  # of an evaluation since the last step
+        self.seconds.clear()  # an evaluation may have added to them
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         spent = {f"seconds/{name}": seconds for name, seconds in self.seconds.items()}
@@ -221,7 +221,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             self.folder.write_records(step, records, args.records_keep)
 
     def logged(self, step: int, logs: dict[str, Any]) -> None:
-        """Write what else is logged at this step: learning rate, evaluation, metrics of TRL and reward functions."""
+        """Write what else was logged at this step: learning rate, evaluation, metrics of TRL and reward functions."""
         others = {
             name.replace("eval_", "eval/", 1) if name.startswith("eval_") else name: value
             for name, value in logs.items()
@@ -235,14 +235,14 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
 
 # ── the console ─────────────────────────────────────────────────────────────────────────────────────────────
 class ConsoleLines(logging.Handler):
-    """dew's messages on lines of their own, also beside a progress bar."""
+    """Prints dew's messages without breaking a progress bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
         tqdm.write(f"dew: {self.format(record)}", file=sys.stderr)
 
 
 def show_logs() -> None:
-    """Show dew's messages where the program has set up no logging, as TRL shows its own."""
+    """Show dew's messages if the program has not configured logging."""
     logger = logging.getLogger("dew")
     if not logger.hasHandlers():
         logger.addHandler(ConsoleLines())
@@ -253,7 +253,7 @@ ON_A_LINE = (
     "loss", "grad_norm", "learning_rate", "reward", "accuracy", "entropy", "groups/mixed_share", "length/mean",
     "length/truncated_share", "ratio/abs_log", "sampler/kl", "tokens_per_second", "step_time", "runtime", "epoch",
 )  # fmt: skip
-"""The at most 15 metrics of a printed line; trackers and metrics.jsonl have all of them."""
+"""The metrics that are printed, at most 15; trackers and metrics.jsonl have all of them."""
 
 
 def log_line(logs: Mapping[str, Any]) -> dict[str, Any]:

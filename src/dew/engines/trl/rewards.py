@@ -1,4 +1,4 @@
-"""Reward functions whose failures (an exception, a NaN, a hang, a missing column) are reported by name, at once."""
+"""Wrap reward functions so that failures (an exception, a NaN, a hang, a missing column) are reported by name."""
 
 import asyncio
 import inspect
@@ -15,9 +15,9 @@ GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "lo
 
 # ── calling a reward function ───────────────────────────────────────────────────────────────────────────────
 def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
-    """The same reward function, but a failure is a RewardError, and a coroutine is cancelled after `timeout` seconds.
+    """Wrap a reward function: failures become a RewardError, and a coroutine is cancelled after `timeout` seconds.
 
-    Models and names of models pass unchanged. Verifiers and functions given by path have their own limits.
+    Models and model names are returned unchanged. Verifiers and functions given by path have their own time limits.
     """
     if _is_model(reward):
         return reward
@@ -32,7 +32,7 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
             try:
                 return as_rewards(name, await asyncio.wait_for(reward(**kwargs), timeout), n)
             except TimeoutError:
-                remedy = "Return None for answers it cannot score in time, or raise reward_timeout."
+                remedy = "Return None for answers that cannot be scored in time, or raise reward_timeout."
                 problem = Problem(f"The reward {name} did not return within {timeout:g} s.", remedy=remedy)
                 raise RewardError(problem) from None
 
@@ -48,28 +48,28 @@ def _is_model(reward: Any) -> bool:
 
 # ── before training ─────────────────────────────────────────────────────────────────────────────────────────
 def outcome_index(names: Sequence[str], args: Any) -> int:
-    """Which reward function decides whether an answer is correct; the first where training does not depend on it."""
+    """Return the index of the reward that decides correctness; by default the first, if training does not use it."""
     wanted, weights, required = args.outcome_reward, args.reward_weights, not args.build_algorithm().engine_loss
     if not names:
         raise ConfigError(Problem("no reward function.", remedy="Pass reward_funcs=[...]."))
     if wanted is None and len(names) > 1 and required:
         what = f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?"
-        why = "The others are added to its reward and never decide."
+        why = "The others are only added to its reward."
         raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))
     if wanted is not None and wanted not in names:
         what = f"outcome_reward={wanted!r} is not one of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
     outcome = 0 if wanted is None else list(names).index(wanted)
-    weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's own weighs 1
+    weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's reward: 1
     if required and weight != 1:
-        why = f"The outcome reward {names[outcome]!r} has weight 1, and the others are relative to it."
+        why = f"The outcome reward {names[outcome]!r} must have weight 1; the others are relative to it."
         remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}." if weight > 0 else ""
         raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
     return outcome
 
 
 def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
-    """Raise an error unless the data has the columns that the rewards need, and it is clear which of them decides."""
+    """Raise an error if a column that a reward needs is missing, or if it is unclear which reward is the outcome."""
     columns, names, weights = getattr(data, "column_names", None), list(map(reward_name, rewards)), args.reward_weights
     if weights is not None and len(weights) != len(names):
         what = f"reward_weights={list(weights)}: {len(weights)} for {len(names)} rewards, {', '.join(names) or 'none'}."
@@ -80,14 +80,14 @@ def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
 
 
 def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:
-    """What a data set with these columns lacks: the prompt, or a column that a reward function asks for by name."""
+    """Return an error message for each missing column: the prompt, or one that a reward function takes by name."""
     wanted = [("the trainer", "prompt")]
     for reward in rewards:
         if not _is_model(reward):
             who = f"reward function {reward_name(reward)!r}"
             wanted += [(who, column) for column in required_columns(reward) if column not in GIVEN_BY_TRL]
     return [
-        f"{who} needs the column {column!r}, and the data set has {', '.join(columns) or 'none'}. "
+        f"{who} needs the column {column!r}, but the data set has {', '.join(columns) or 'none'}. "
         f"{did_you_mean(column, columns) or f'Rename one to {column!r}.'}"
         for who, column in wanted
         if column not in columns

@@ -1,8 +1,8 @@
-"""Sampling: dynamic sampling, and dew's decoders instead of `generate`.
+"""Sampling: dynamic sampling, and dew's decoder instead of `generate`.
 
-Dynamic sampling (DAPO) replaces groups without signal by further prompts, until the batch is full. Signal is decided
-by the outcome reward alone: a shaped or summed reward always varies, and a filter on it keeps noise. Every process
-sees the same outcomes, so all of them sample the same number of rounds.
+Dynamic sampling (DAPO) replaces groups without signal by new prompts until the batch is full. Only the outcome reward
+decides whether a group has signal: a shaped or summed reward almost always varies, so a filter on it would keep noise.
+Every process sees the same outcomes, so all of them sample the same number of rounds.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger("dew")
 
 # ── dynamic sampling ────────────────────────────────────────────────────────────────────────────────────────
 class PromptStream:
-    """Indices of the training prompts, reshuffled for each pass. Its position is all that a checkpoint needs."""
+    """Indices of the training prompts, reshuffled for each epoch. A checkpoint only needs its position."""
 
     def __init__(self, dataset: Any, seed: int, shuffle: bool) -> None:
         self.position = 0
@@ -48,18 +48,18 @@ class PromptStream:
 
 
 def prompt_stream(trainer: Any) -> PromptStream | None:
-    """The further prompts of dynamic sampling."""
+    """Return the source of prompts for dynamic sampling, or None if the algorithm does not use it."""
     algorithm, data = trainer.algorithm, trainer.train_dataset
     if not algorithm.dynamic_sampling:
         return None
     if not can_redraw(data):
-        what = "dynamic sampling draws further prompts: it needs data that are not streamed and have no images."
+        what = "dynamic sampling draws additional prompts, so the data must not be streamed or contain images."
         raise ConfigError(Problem(what, remedy=f"Write `algorithm: {algorithm.text(dynamic_sampling=False)}`."))
     return PromptStream(data, trainer.args.seed, bool(trainer.shuffle_dataset))
 
 
 def can_redraw(dataset: Any) -> bool:
-    """Whether further prompts can be drawn from these data."""
+    """Whether additional prompts can be drawn from this data set."""
     images = {"image", "images"} & set(getattr(dataset, "column_names", None) or [])
     return not images and hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
 
@@ -70,7 +70,7 @@ def fill_batch(
 ) -> Batch:  # fmt: skip
     """Sample rounds of up to `oversample · quota` prompts until `quota` groups of `size` have signal.
 
-    After `max_rounds`, masked groups, which train nothing, take the places of missing ones. With `whole_groups` no
+    If groups are missing after `max_rounds`, masked groups, which do not train, fill the batch. With `whole_groups`, no
     group spans two processes.
     """
     most = math.ceil(algorithm.oversample * quota)
@@ -106,7 +106,7 @@ def fill_batch(
 
 
 def round_size(most: int, missing: int, sampled: int, mixed: int, step: int) -> int:
-    """Prompts to sample next, a multiple of `step`: at first `most`, then the missing ones over the share kept."""
+    """Return how many prompts to sample next, a multiple of `step`: first `most`, then missing / share with signal."""
     wanted = min(most, math.ceil(missing * sampled / mixed)) if mixed else most
     return math.ceil(wanted / step) * step
 
@@ -130,7 +130,7 @@ def _masked(batch: Batch) -> Batch:
 # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def dropout_off(model: nn.Module) -> Iterator[None]:
-    """Sample and score without dropout. The outermost module keeps its mode, from which TRL reads train or eval."""
+    """Disable dropout. The outermost module keeps its mode, because TRL reads from it whether the model trains."""
     switched = [module for module in model.modules() if module is not model and module.training]
     for module in switched:
         module.training = False
@@ -142,15 +142,15 @@ def dropout_off(model: nn.Module) -> Iterator[None]:
 
 
 COMPARED = 16
-"""Answers of the first generation on which the sampler is compared with a scoring pass."""
+"""Number of answers of the first generation on which the sampler is compared with a scoring pass."""
 LARGEST_GAP = 0.1
-"""Largest mean difference of their entropies, relative to the mean entropy."""
+"""Largest accepted mean difference of their entropies, relative to the mean entropy."""
 
 
 class CapturedSampling:
-    """Samples with `dew.decoding`, from a copy in the sampling precision.
+    """Samples with `dew.decoding` from a copy of the weights in the sampling precision.
 
-    Starts at the first call, once the model is on its device. Where it cannot be used, `refused` says why.
+    The copy is made at the first call, once the model is on its device.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -159,26 +159,25 @@ class CapturedSampling:
         self._decoder: Decoder | None = None
         self._started = False
         self._exact: bool | None = None
-        """Whether the sampler's entropies are near those of a scoring pass."""
+        """Whether the sampler's entropies are close to those of a scoring pass; None: not compared yet."""
 
     def generate(self, prompt_ids: list[list[int]]) -> tuple[list[list[int]], Tensor, Tensor] | None:
-        """One answer per prompt, with log-probabilities and entropies; None where TRL has to sample."""
+        """Return one answer per prompt, with log-probabilities and entropies, or None if TRL has to sample."""
         self.current_model()
         if self._decoder is None:
             return None
         try:
             return self._decoder.scored(prompt_ids, self._trainer.max_completion_length)
-        except Exception as error:  # PyTorch's, or Triton's on a GPU that a kernel does not run on
-            reason = str(error.__context__ or error).split("\n")[0]  # PyTorch raises again when the capture ends
+        except Exception as error:  # from PyTorch, or from Triton on a GPU that a kernel does not support
+            reason = str(error.__context__ or error).split("\n")[0]  # PyTorch raises another when the capture ends
             logger.warning("Captured sampling failed (%s); sampling with generate from now on.", reason)
             self._copy, self._decoder = None, None
             return None
 
     def scores(self, inputs: Columns, capture: Capture) -> tuple[Tensor, Tensor] | None:
-        """(B, T) log-probabilities and entropies from sampling; None if a scoring pass has to compute them.
+        """Return (B, T) log-probabilities and entropies from sampling, or None if a scoring pass has to compute them.
 
-        They are compared with a scoring pass on some answers of the first generation: weights and activations are
-        rounded differently in sampling.
+        Sampling rounds differently, so some answers of the first generation are compared with a scoring pass.
         """
         if self._exact is False:
             return None
@@ -208,7 +207,7 @@ class CapturedSampling:
         return (logp, entropy) if self._exact else None
 
     def refused(self) -> str | None:
-        """Why `generate` or vLLM samples instead."""
+        """Return why `generate` or vLLM samples instead, or None."""
         trainer, args = self._trainer, self._trainer.args
         reasons = (
             (not args.captured_sampling, "captured_sampling is false"),
@@ -222,7 +221,7 @@ class CapturedSampling:
         return found or refusal(trainer.accelerator.unwrap_model(trainer.model))
 
     def current_model(self) -> Any:
-        """The current weights, in the precision that they are sampled in."""
+        """Return a model with the current weights in the sampling precision."""
         policy = self._trainer.accelerator.unwrap_model(self._trainer.model)
         if not self._started:
             self._started = True

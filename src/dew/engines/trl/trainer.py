@@ -1,4 +1,4 @@
-"""DewTrainer: TRL's GRPOTrainer with an algorithm of dew. It calls TRL's methods and works on what they return.
+"""DewTrainer: TRL's GRPOTrainer with one of dew's algorithms.
 
 Its methods are in the order in which a batch reaches them (CONTRIBUTING.md, "The path of one batch").
 """
@@ -38,9 +38,9 @@ LOGS_KEPT = 1000
 
 
 class DewTrainer(GRPOTrainer):  # type: ignore[misc]
-    """TRL's GRPOTrainer with an algorithm of dew: `DewTrainer(model, reward_funcs, DewConfig(...), train_dataset)`.
+    """TRL's GRPOTrainer with one of dew's algorithms.
 
-    Takes the arguments of GRPOTrainer. `args` is a `DewConfig`, which names the algorithm; `guide` is a second policy
+    Takes the arguments of GRPOTrainer. `args` is a `DewConfig`, which names the algorithm. `guide` is a second policy
     that writes some of the answers (docs/trl.md).
     """
 
@@ -67,7 +67,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if args.unnamed and train_dataset is not None and not rollout.can_redraw(train_dataset):
             args.algorithm_kwargs = {**algorithm_settings(args.algorithm_kwargs), "dynamic_sampling": False}
         self.algorithm = args.build_algorithm()
-        if not settings.get("environment_factory"):  # else the environment may bring columns and the reward
+        if not settings.get("environment_factory"):  # else the environment may provide columns and the reward
             check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
         args.batches.check_rows(train_dataset)
         self._name = self.algorithm.name
@@ -77,11 +77,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         super().__init__(model, limited, args, train_dataset, *others, **settings)
         if rollout.can_redraw(train_dataset) and not settings.get("rollout_func"):  # which may apply a template itself
             check_chat_template(self.processing_class, train_dataset[0]["prompt"])
-        # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch; and since PyTorch
-        # 2.11 its gradient can be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
+        # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
+        # its gradient can also be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.outcome_index = outcome_index(self.reward_func_names, args)
-        if hasattr(self, "generation_config"):  # a policy with NaN logits samples noise, and the step is skipped
+        if hasattr(self, "generation_config"):  # with NaN logits, sample noise: the step is skipped anyway
             self.generation_config.remove_invalid_values = True
 
         self._capture = Capture()
@@ -103,7 +103,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @property
     def sharded(self) -> bool:
-        """Whether a process may hold only a part of the weights: then all of them must make as many passes."""
+        """Whether a process may hold only part of the weights; all processes must then run equally many passes."""
         return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     @property
@@ -126,8 +126,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── start and end ───────────────────────────────────────────────────────────────────────────────────────
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as TRL's trainer does. True resumes from the newest complete checkpoint."""
-        self._waiting, self._statistics = [], metrics.StepStatistics()  # without those of an interrupted step
+        """Train like TRL's trainer. `resume_from_checkpoint=True` resumes from the newest complete checkpoint."""
+        self._waiting, self._statistics = [], metrics.StepStatistics()  # discard those of an interrupted step
         checkpoint = resume_from_checkpoint or None
         if checkpoint is None:
             checkpoints.claim_folder(self.args, self.accelerator)
@@ -146,7 +146,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 self._load_from_checkpoint(checkpoint)
                 self.state, result = finished, TrainOutput(finished.global_step, 0.0, {})
         except BaseException as error:
-            with suppress(OSError):  # a full disk has no room for this either
+            with suppress(OSError):  # the disk may be full
                 self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
             if full := checkpoints.disk_full(error, self.args.output_dir):
                 raise full from error
@@ -159,7 +159,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return result
 
     def _say_how(self) -> None:
-        """One line: algorithm, batches, and what samples; at warning level if that is unexpectedly `generate`."""
+        """Log algorithm, batch sizes and sampler in one line; a warning if the sampler is unexpectedly `generate`."""
         reason, args = self._captured_sampling.refused(), self.args
         sampler = "vLLM" if self.use_vllm else "CUDA graphs" if reason is None else f"generate ({reason})"
         unexpected = reason is not None and args.captured_sampling and torch.cuda.is_available() and not self.use_vllm
@@ -215,7 +215,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._recorder.record(batch, credit, self)
 
     def _sample_until_full(self, stream: rollout.PromptStream) -> Batch:
-        """Dynamic sampling: the prompts come from the stream instead of TRL's data loader."""
+        """Sample dynamically, with prompts from the stream instead of TRL's data loader."""
         size, pad, accelerator = self.num_generations, self._tokenizer.pad_token_id, self.accelerator
 
         def sample(prompts: list[int]) -> Batch:
@@ -229,13 +229,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return rollout.fill_batch(sample, self.algorithm, stream, accelerator, **settings)
 
     def sample(self, rows: list[dict[str, Any]]) -> Batch:
-        """Generate and score one answer to each row, without training; a prompt has as many rows as its group."""
+        """Generate and score one answer per row, without training. A prompt has one row per answer of its group."""
         rewards = self._metrics[self._mode]["reward"]
         before = len(rewards)
         capture = self._capture = Capture()
         with self._recorder.phase("scoring"):
             inputs = super()._generate_and_score_completions(rows)
-            del rewards[before:]  # dew reports its own, without the guide's answers
+            del rewards[before:]  # dew reports the reward itself, without the guide's answers
             old = self._old_policy(inputs)
         if (sampler := inputs.get("sampling_per_token_logps")) is not None and old.logp is not None:
             self._put(metrics.sampler_metrics(old.logp, sampler, loss_mask(inputs), self.accelerator))
@@ -264,7 +264,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
         with self._recorder.phase("reward"):
             found: Tensor = super()._calculate_rewards(*args, **kwargs)
-        # NaN stands for a function's None ("does not apply"), but a reward model has no None.
+        # NaN means that a function returned None ("does not apply"), but from a reward model it is an error.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
         self._capture.parts = found.masked_fill(found.isnan() & models, torch.inf)
         self._capture.extra = dict(self._pending_extra_logs)
@@ -273,7 +273,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _get_per_token_logps_and_entropies(
         self, model: Any, ids: Tensor, mask: Tensor, keep: int, batch_size: int | None = None, **kwargs: Any
     ) -> tuple[Any, Any, Any]:
-        """The one place where the head is computed: (B, T) log-probabilities and entropies, and the router's loss."""
+        """Return (B, T) log-probabilities and entropies, and the router's loss. Every pass goes through this method."""
         trl, scoring = super()._get_per_token_logps_and_entropies, not torch.is_grad_enabled()
         with rollout.dropout_off(model) if scoring else nullcontext():
             scores, aux = self._head(trl, model, ids, mask, keep, batch_size, **kwargs)
@@ -292,7 +292,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return logp, entropy, aux
 
     def _old_policy(self, inputs: dict[str, Any]) -> Scores:
-        """What credit reads of the sampling policy: from TRL's pass, the sampler, or our pass."""
+        """Return the scores of the sampling policy: from TRL's scoring pass, the sampler, or a pass of dew's own."""
         args, algorithm = self.args, self.algorithm
         for scored in self._capture.passes:
             if scored.logp is inputs.get("old_per_token_logps"):
@@ -309,7 +309,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── the update ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
-        """The loss of a micro-batch. With aligned rows, the last one of an optimizer step trains the rows of all."""
+        """Return the loss of a micro-batch. With aligned rows, the last one of an optimizer step trains all of them."""
         compute = self._trl_loss if self.algorithm.engine_loss else self._loss
         if not self.model.training:
             loss = compute(model, inputs)
@@ -334,7 +334,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     def _loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         logp, entropy, aux = self._forward(model, inputs, compute_aux_loss=self.aux_loss_enabled)
-        # `divisor` is that of the generation; an optimizer step takes its share of it, and DDP averages over processes.
+        # `divisor` is for the whole generation. An optimizer step takes its share, and DDP averages over processes.
         steps = self.current_gradient_accumulation_steps if self.model.training else 1
         share = steps / self.args.steps_per_generation if self.model.training else 1.0
         count = inputs["divisor"] * share / self.accelerator.num_processes
@@ -365,7 +365,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return loss
 
     def _get_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
-        """Called between gradient and update: a step that is not finite loses its gradient."""
+        """Called before the update: clear the gradient of a step that is not finite."""
         norm = super()._get_grad_norm(*args, **kwargs)
         value = float(norm) if norm is not None else 0.0
         step, scaler = self.state.global_step + 1, self.accelerator.scaler
@@ -373,7 +373,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if found := self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled):
             self.optimizer.zero_grad()
             if self.accelerator.is_main_process:
-                logger.warning("Skipping step %d, not finite: %s", step, found)
+                logger.warning("Skipping step %d, which is not finite: %s", step, found)
         self._put({"steps/skipped": float(found is not None)})
         if norm is not None:
             self._recorder.put(metrics.finite_only({"grad_norm": value}))
@@ -382,7 +382,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     # ── metrics and logs ────────────────────────────────────────────────────────────────────────────────────
 
     def _put(self, numbers: Numbers) -> None:
-        """Report to the trackers, which log every `logging_steps`, and to the run's folder, which has every step."""
+        """Report to the trackers (every `logging_steps` steps) and to the run's folder (every step)."""
         numbers = metrics.finite_only(numbers)
         for name, value in numbers.items():
             self._metrics[self._mode][name].append(value)
@@ -390,7 +390,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._recorder.put(numbers)
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
-        """TRL gives its metrics the same names on every evaluation set: `eval_reward` becomes `eval_<set>_reward`."""
+        """Rename `eval_reward` to `eval_<set>_reward`: TRL uses the same metric names for every evaluation set."""
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
         if metric_key_prefix.startswith("eval_"):
             found = self._metrics["eval"]
@@ -405,7 +405,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 if not found[name]:
                     del found[name]
         for name in set(logs) - set(metrics.finite_only(logs)):
-            del logs[name]  # in place: TRL adds the metrics of an evaluation to this very dictionary
+            del logs[name]  # in place: TRL adds the metrics of an evaluation to this dictionary
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)

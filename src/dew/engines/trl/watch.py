@@ -1,6 +1,6 @@
-"""`dew.watch(trainer)`: the run folder, token records, alarms and report of dew for a trainer that trains as before.
+"""`dew.watch(trainer)`: run folder, token records, alarms and report for a trainer, without changing its training.
 
-The trainer's object gets a class between itself and its own, whose methods call TRL's and write down what they return.
+The trainer's class is replaced by a subclass of it, whose methods call the original ones and record their results.
 """
 
 import logging
@@ -33,18 +33,18 @@ AnyTrainer = TypeVar("AnyTrainer", bound=Any)
 def watch(
     trainer: AnyTrainer, *, outcome_reward: str | None = None, threshold: float = 0.5, records_every: int = RECORDS[0]
 ) -> AnyTrainer:
-    """Write what this GRPOTrainer does to its `output_dir`, for `dew view`, `dew report` and `dew explain`.
+    """Record the run of a GRPOTrainer in its `output_dir`, for `dew view`, `dew report` and `dew explain`.
 
     Its loss, random numbers and weights stay the same. An answer counts as correct if the reward named
     `outcome_reward` (default: the first) is above `threshold`. Token records are written at step 1 and every
-    `records_every` steps (0: never); each costs one forward pass. Call it before `train()`.
+    `records_every` steps (0: never); each costs one forward pass. Call this before `train()`.
     """
     if not isinstance(trainer, GRPOTrainer):
         what = f"dew.watch: {type(trainer).__name__} is not a GRPOTrainer of TRL."
         late = " Import unsloth before dew." if "unsloth" in sys.modules else ""  # it replaces TRL's class
         raise ConfigError(Problem(what, remedy=f"Pass the trainer object: dew.watch(GRPOTrainer(...)).{late}"))
     if isinstance(trainer, DewTrainer | Watched):
-        return trainer  # it writes all of this already
+        return trainer  # it already records all of this
     names, args = list(trainer.reward_func_names), trainer.args
     if outcome_reward is not None and outcome_reward not in names:
         what = f"dew.watch: outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
@@ -60,7 +60,7 @@ def watch(
 
 
 class Watched(GRPOTrainer):  # type: ignore[misc]
-    """The methods of a watched trainer: they call those of its own class and return the same results."""
+    """Overrides of a watched trainer, which call the methods of its own class and return their results unchanged."""
 
     group_size, _mode, _record_due, _forward = (
         DewTrainer.group_size, DewTrainer._mode, DewTrainer._record_due, DewTrainer._forward
@@ -114,7 +114,7 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         return found
 
     def _old_policy(self, inputs: dict[str, Any]) -> Scores:
-        """Log-probabilities and entropies of the policy that sampled, without dropout and so without random numbers."""
+        """Return the sampling policy's scores, computed without dropout so that no random numbers are drawn."""
         if not self._record_due or "unsloth" in sys.modules:  # its scores are shifted by the padding of the prompts
             return Scores()
         with torch.no_grad(), dropout_off(self.model):
@@ -151,7 +151,7 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
 
 
 def set_aside(folder: Path) -> None:
-    """Move the log of an earlier run out of the way. TRL writes into a used folder, and so does a watched trainer."""
+    """Move the log of an earlier run to a subfolder, because TRL allows a new run in a used folder."""
     names = ("run.json", "metrics.jsonl", "alarms.jsonl", "records")
     written = [path for name in names if (path := folder / name).exists()]
     if not written:

@@ -1,7 +1,7 @@
-"""verl's configuration as one of dew's algorithms, and everything in it that cannot work.
+"""Read the algorithm from verl's configuration, and find settings that cannot work.
 
-`algorithm.adv_estimator` names the algorithm (one of verl's own estimators is only recorded), `algorithm.dew.*` are its
-settings, `algorithm.dew_run.*` the run's folder. Clipping, KL, group filtering and lengths are read from verl's keys.
+`algorithm.adv_estimator` names the algorithm, `algorithm.dew.*` are its settings, `algorithm.dew_run.*` describes the
+run's folder. Clipping, KL, group filtering and lengths are verl's keys. With verl's own estimators, dew only records.
 """
 
 from collections.abc import Collection, Mapping
@@ -20,19 +20,19 @@ MODES = {"dew_sync": "sync", "dew_colocate_async": "colocate_async", "dew_separa
 """dew's trainer modes, and the mode of verl that each extends."""
 SWITCH_ON = "Start with `python -m dew.engines.verl.main`, and set trainer.v1.trainer_mode=dew_sync."
 EXTERNAL = "VERL_USE_EXTERNAL_MODULES"
-"""Modules, separated by commas, that verl imports in every process; main.py passes it on to Ray's."""
+"""Comma-separated modules that verl imports in every process; main.py passes the variable on to Ray's processes."""
 DEW_LOSS = "dew"
-"""The `loss_mode` that stands for the loss of the algorithm that is trained."""
+"""The `loss_mode` that selects the algorithm's own loss."""
 SET_BY_VERL = {
     "clip_low": f"Set {ACTOR}.clip_ratio_low.",
     "clip_high": f"Set {ACTOR}.clip_ratio_high.",
     "kl_coef": f"Set {ACTOR}.use_kl_loss=True and {ACTOR}.kl_loss_coef.",
     "dynamic_sampling": "Set algorithm.filter_groups.enable.",
-    "max_rounds": "Leave it out: verl samples until the batch is full.",
-    "oversample": "Leave it out: verl chooses how many prompts it samples at a time.",
+    "max_rounds": "Remove it: verl samples until the batch is full.",
+    "oversample": "Remove it: verl chooses how many prompts it samples at a time.",
     "max_tokens": "Set data.max_response_length.",
 }
-"""Settings of an algorithm that verl has its own keys for."""
+"""Algorithm settings for which verl has keys of its own."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class RunSettings:
 
 
 def read(config: Any, path: str, default: Any = None) -> Any:
-    """`read(config, "a.b.c")` of a DictConfig or of plain dictionaries; the default for a missing or null key."""
+    """Return `config.a.b.c` for path "a.b.c" in a DictConfig or dicts, or the default if a key is missing or null."""
     for key in path.split("."):
         config = config.get(key) if config is not None else None
     return default if config is None else config
@@ -64,7 +64,7 @@ def _section(config: Any, path: str) -> dict[str, Any]:
 
 
 def reduction(algorithm: Algorithm) -> dict[str, Any]:
-    """verl's keys for a mean over the batch that is the algorithm's: of its own losses, and of its KL term."""
+    """Return verl's keys that make its own losses and its KL term use the algorithm's mean over the batch."""
     if algorithm.fixed_divisor:
         fixed = {"loss_agg_mode": "seq-mean-token-sum-norm", "loss_scale_factor": algorithm.max_tokens}
         return {f"{ACTOR}.{key}": value for key, value in fixed.items()}
@@ -72,22 +72,22 @@ def reduction(algorithm: Algorithm) -> dict[str, Any]:
 
 
 def stock_estimator(cls: type[Algorithm]) -> str | None:
-    """verl's own estimator for exactly this class. Not inherited: a subclass may compute something else."""
+    """Return verl's own estimator for this class. Not inherited, because a subclass may compute something else."""
     return vars(cls).get("verl_estimator")
 
 
 def runs_on_verl(cls: type[Algorithm]) -> bool:
-    """Not with the loss of another engine, nor with Σπ² or a penalty on each token, which verl has for its own only."""
+    """Whether verl can train it: not with TRL's loss, Σπ² or token penalties, which a plugin of verl cannot use."""
     return not (cls.engine_loss or cls.needs_sum_sq or cls.penalises)
 
 
 def dew_estimators() -> list[str]:
-    """The registered algorithms whose advantages dew computes inside verl."""
+    """Return the names of registered algorithms whose advantages dew computes inside verl."""
     return [name for name, cls in algorithm_classes().items() if runs_on_verl(cls) and stock_estimator(cls) is None]
 
 
 def read_algorithm(config: Any) -> Algorithm:
-    """The algorithm that this configuration names, with the settings that verl controls filled in."""
+    """Return the algorithm that this configuration names, including the settings that verl controls."""
     name, given = str(read(config, "algorithm.adv_estimator")), _section(config, "algorithm.dew")
     clip = read(config, f"{ACTOR}.clip_ratio", 0.2)
     controlled = {
@@ -97,7 +97,7 @@ def read_algorithm(config: Any) -> Algorithm:
         "dynamic_sampling": bool(read(config, "algorithm.filter_groups.enable")),
         "max_tokens": read(config, "data.max_response_length"),
     }
-    if name not in dew_estimators():  # one of verl's own; this stands for it in metrics and records
+    if name not in dew_estimators():  # one of verl's own; this represents it in metrics and records
         return type("VerlEstimator", (Algorithm,), {"name": name})(**controlled)
     what = "algorithm.dew.{}: in a verl run, verl controls this."
     if wrong := [Problem(what.format(key), remedy=SET_BY_VERL[key]) for key in given if key in SET_BY_VERL]:
@@ -121,7 +121,7 @@ def read_run_settings(config: Any) -> RunSettings | None:
 
 
 def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
-    """The algorithm, or one error with every problem. `estimators` are the names that verl knows."""
+    """Return the algorithm, or raise one error with every problem. `estimators`: the names that verl knows."""
     name, algorithm = str(read(config, "algorithm.adv_estimator")), None
     credits = name in dew_estimators()
     problems = _mode_problems(config)
@@ -143,36 +143,36 @@ def _mode_problems(config: Any) -> list[Problem]:
     if not read(config, "trainer.use_v1", True):
         return [Problem("trainer.use_v1=False: verl's old trainer drops the old policy's entropy.", remedy=SWITCH_ON)]
     if mode in MODES.values():
-        what = f"trainer.v1.trainer_mode={mode} does not pass on the old policy's entropy and writes no run folder."
+        what = f"trainer.v1.trainer_mode={mode} drops the old policy's entropy and writes no run folder."
         return [Problem(what, remedy=f"Set trainer.v1.trainer_mode=dew_{mode}.")]
     return [] if mode in MODES else [unknown(f"trainer.v1.trainer_mode={mode} is not known.", mode, MODES)]
 
 
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
-    """Settings that would be ignored, or that would make it another algorithm."""
+    """Find settings that would be ignored, or that would change the algorithm."""
     name, found = algorithm.name, []
     aggregation = f"{ACTOR}.loss_agg_mode"
     ours = {LOSS_MODE: ("vanilla", DEW_LOSS), aggregation: ("token-mean", reduction(algorithm)[aggregation])}
     for key, allowed in ours.items():
         if (mode := str(read(config, key, allowed[0]))) not in allowed:
-            found.append(Problem(f"{key}={mode}: {name} has a loss of its own.", remedy=f"Set {key}={allowed[1]}."))
+            found.append(Problem(f"{key}={mode}: {name} has its own loss.", remedy=f"Set {key}={allowed[1]}."))
     key, metric = "algorithm.filter_groups.metric", read(config, "algorithm.filter_groups.metric")
     if algorithm.dynamic_sampling and metric != "acc":
         what = f"{key}={metric} would keep groups whose answers differ only in a penalty."
         found.append(Problem(what, remedy=f"Set {key}=acc."))
     if algorithm.overlong != "none" and read(config, "reward.reward_kwargs.overlong_buffer_cfg.enable"):
         what = f"algorithm.dew.overlong={algorithm.overlong} and verl's overlong_buffer_cfg would both penalize length."
-        found.append(Problem(what, remedy="Leave one out."))
+        found.append(Problem(what, remedy="Remove one of them."))
     if read(config, "distillation.enabled"):
         found.append(Problem(f"{name} and distillation both replace the actor's loss.", remedy="Use only one of them."))
     return found
 
 
 def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
-    """Settings that leave out the entropy, or that compute it in 16 bits.
+    """Find settings with which the entropy is missing, or computed in 16 bits.
 
-    FSDP computes H = logsumexp − Σ p·logit in the precision of the logits: in bf16, that of most tokens comes out as
-    exactly 0, or below it. verl has ways to use float32.
+    FSDP computes H = logsumexp − Σ p·logit in the precision of the logits. In bf16, H is zero or negative for most
+    tokens. verl has options to use float32.
     """
     if algorithm.needs_entropy == "no":
         return []
@@ -196,7 +196,7 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
 
 
 def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:
-    """One of verl's own estimators in one of dew's trainer modes: dew only records the run."""
+    """Find problems of one of verl's own estimators in dew's trainer modes, where dew only records the run."""
     found, ours = [], dew_estimators()
     if estimators and name not in estimators:
         found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, ours))

@@ -1,7 +1,7 @@
-"""A run's problems as verl reads them: Parquet with chat messages, the verifier's name and its gold columns.
+"""Write a run's problems in verl's format: Parquet with chat messages, the verifier's name and its gold columns.
 
-`data_source` is the name of the verifier, `extra_info` has every column that it reads. A prompt that is already
-formatted is one message, and the chat template adds nothing.
+`data_source` is the name of the verifier, and `extra_info` has every column that it reads. A prompt that is already
+formatted becomes one message, with a chat template that adds nothing.
 """
 
 import logging
@@ -20,7 +20,7 @@ from dew.run.models import check_model
 from dew.tasks import Row
 
 UNUSED_VALIDATION = 16
-"""verl needs validation rows even if it never validates; training problems take their place."""
+"""verl needs validation rows even if it never validates, so it gets this many training problems."""
 
 logger = logging.getLogger("dew")
 
@@ -38,10 +38,10 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
     source, rows = training_rows(run)
     judge = None if launch.own_reward else verifier_of(run)
     if judge is None and not launch.own_reward:
-        what = f"The task {source.name} has no verifier of its own."
+        what = f"The task {source.name} has no verifier."
         raise ConfigError(Problem(what, remedy="Write `verifier: math`, or name your own reward function."))
     name, columns = (judge.name, judge.columns) if judge is not None else (source.name, ())
-    # What the tokenizer puts before a text (often <s>, or nothing); a chat template does not, so the data must.
+    # What the tokenizer adds before a text (often <s>, or nothing). A chat template does not add it, so the data must.
     prefix = str(tokenizer.decode(tokenizer("")["input_ids"]))
     short = [row for row in rows if len(prompt_ids(tokenizer, row["prompt"])) <= limit]
     if dropped := len(rows) - len(short):
@@ -105,8 +105,8 @@ _verifier = cache(verifier)
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None, **_: Any
 ) -> dict[str, Any]:
-    """`data_source` names the verifier. `score` is the reward; `acc`, raw correctness, filters groups and decides
-    between O⁺ and O⁻."""
+    """Score an answer with the verifier named `data_source`. `score` is the reward; `acc` is raw correctness, which
+    filters groups and separates O⁺ from O⁻."""
     row = {"answer": ground_truth, **(extra_info or {})}
     [verdict] = _verifier(data_source).verdicts([solution_str], [row])
     found = {"verdict": verdict.status, "extracted": verdict.extracted or ""}

@@ -2,7 +2,7 @@
 
 verl calls an estimator with rewards, mask and uids. The trainer modes of `dew.engines.verl.trainer` put the rest (the
 old policy's entropy, correctness, row keys) into a context variable around that call. Missing or impossible values
-raise an error: without them a different algorithm would be trained, silently.
+raise an error, because without them a different algorithm would be trained silently.
 
 Rows come in any order, any number per group, with verl's padding rows among them. Padding rows have their own uid and
 no live token; a group without a live token gets 0.
@@ -29,12 +29,12 @@ OTHER_RELEASE = "Install a release of verl that dew is tested with."
 
 @dataclass(frozen=True)
 class Conversations:
-    """B rows of N answers.
+    """How verl's B rows make up N answers.
 
     An agent loop may return an answer as several rows (a condensed context, a sub-agent), each with the outcome of the
-    whole. Counted one by one, a long conversation would weigh more in its group, and its tokens would be compared with
-    the beginnings of other conversations. So the rows of an answer, each up to its last live token, are joined end to
-    end, and results are split back into rows.
+    whole answer. If each row counted as an answer, a long conversation would weigh more in its group, and its tokens
+    would be compared with the beginnings of other conversations. So the rows of an answer, each up to its last live
+    token, are concatenated, and results are split back into rows.
     """
 
     rows: list[list[int]]
@@ -44,7 +44,7 @@ class Conversations:
 
     @classmethod
     def of(cls, mask: Tensor, keys: Sequence[str] | None) -> "Conversations":
-        """From keys "{uid}_{conversation}_{row}", in any order; without keys every row is an answer."""
+        """Group rows by their keys "{uid}_{conversation}_{row}", in any order. Without keys, every row is an answer."""
         B, T = mask.shape
         lengths = torch.where(mask, torch.arange(1, T + 1, device=mask.device), 0).amax(-1) if T else mask.sum(-1)
         names = [key.rsplit("_", 2) for key in keys] if keys is not None else [[str(b), "", "0"] for b in range(B)]
@@ -55,7 +55,7 @@ class Conversations:
 
     @property
     def last_row(self) -> list[int]:
-        """The last row of each answer."""
+        """Index of the last row of each answer."""
         return [rows[-1] for rows in self.rows]
 
     def join(self, x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Conversations:
 
 @dataclass(frozen=True)
 class CreditedBatch:
-    """The answers of a batch, the rows of a conversation joined, and their credit."""
+    """The answers of a batch, with the rows of each conversation joined, and their credit."""
 
     rows: Rows
     credit: Credit
@@ -89,18 +89,18 @@ class CreditedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchContext(Signals):
-    """What dew knows about the rows of a batch, in the batch's order, in addition to what verl passes.
+    """What dew passes to the estimator or the loss in addition to verl's arguments, in the order of the rows.
 
-    Signals are those of the old policy; for the loss, the entropy is that of the policy being trained.
+    Signals are from the old policy, except that the loss gets the entropy of the policy being trained.
     """
 
     algorithm: Algorithm
     keys: Sequence[str] | None = None
     """"{uid}_{conversation}_{row}" of each row. None: every row is an answer."""
     acc: Tensor | None = None
-    """(B,) raw correctness, where the reward manager reports it."""
+    """(B,) raw correctness, if the reward manager reports it."""
     score: Tensor | None = None
-    """(B,) the raw score that comes with it, before penalties."""
+    """(B,) raw score before penalties, reported together with `acc`."""
     recorded: bool = False
     """Whether a token record of this batch is written."""
     credited: list[CreditedBatch] = field(default_factory=list)
@@ -112,7 +112,7 @@ CURRENT: ContextVar[BatchContext | None] = ContextVar("dew_batch", default=None)
 
 @contextmanager
 def batch_context(context: BatchContext) -> Iterator[BatchContext]:
-    """Make this the context of the estimator or the loss that verl calls inside the `with` block."""
+    """Set the context for the estimator or loss that verl calls inside the `with` block."""
     token = CURRENT.set(context)
     try:
         yield context
@@ -121,7 +121,7 @@ def batch_context(context: BatchContext) -> Iterator[BatchContext]:
 
 
 def check_entropy(entropy: Tensor | None, mask: Tensor) -> None:
-    """Refuse what is missing, not finite, negative or 0 everywhere: not an entropy."""
+    """Raise an error if the entropy is missing, not finite, negative, or 0 on every token."""
     name = "The old policy's entropy"
     if entropy is None:
         why = "algorithm.rollout_correction.bypass_mode=True skips the pass that computes it."
@@ -131,27 +131,27 @@ def check_entropy(entropy: Tensor | None, mask: Tensor) -> None:
         remedy = "Check for a diverged model, and set actor_rollout_ref.actor.entropy_from_logits_with_chunking=True."
         raise EngineError(Problem(f"{name} is NaN, infinite or negative on tokens that train.", remedy=remedy))
     if live.numel() and not live.any():
-        why = "Either this verl does not compute it, or the policy has collapsed to one answer."
+        why = "Either this release of verl does not compute it, or the policy has collapsed to one answer."
         remedy = f"{OTHER_RELEASE} After a collapse, lower the learning rate and sample at temperature 1."
         raise EngineError(Problem(f"{name} is exactly 0 on every token.", why, remedy))
 
 
 def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The function that verl calls for `algorithm.adv_estimator=name`."""
+    """Return the function that verl calls for `algorithm.adv_estimator=name`."""
 
     def estimate(
         token_level_rewards: Tensor, response_mask: Tensor, index: Sequence[Any], config: Any = None, **_: Any
     ) -> tuple[Tensor, Tensor]:
         context = CURRENT.get()
         if context is None:
-            what = f"algorithm.adv_estimator={name}: this trainer does not pass on the old policy's entropy."
+            what = f"algorithm.adv_estimator={name}: this trainer drops the old policy's entropy."
             raise EngineError(Problem(what, f"The advantages would not be those of {name}.", SWITCH_ON))
         if context.algorithm.needs_entropy == "old":
             check_entropy(context.entropy, response_mask)
         with torch.no_grad():
             batch, advantages = credit_rows(context, token_level_rewards, response_mask.bool(), index)
         context.credited.append(batch)
-        return advantages, advantages  # nothing reads the returns without a critic
+        return advantages, advantages  # without a critic, nothing reads the returns
 
     estimate.__name__ = f"{name}_advantages"
     return estimate
@@ -160,7 +160,7 @@ def estimator(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
 def credit_rows(
     context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]
 ) -> tuple[CreditedBatch, Tensor]:
-    """The credit of the answers, and (B, T) advantages of verl's rows."""
+    """Return the credit of the answers and the (B, T) advantages of verl's rows."""
     rows, conversations = answers(context, rewards, mask, index)
     credit = give_credit(context.algorithm, rows, for_records=context.recorded)
     advantages = conversations.split(credit.advantages, mask.shape[1]).to(rewards.dtype)
@@ -170,7 +170,7 @@ def credit_rows(
 def record_rows(
     context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any], advantages: Tensor
 ) -> CreditedBatch:
-    """The same for one of verl's own estimators, whose advantages are given: for metrics and records."""
+    """Return the answers with the `advantages` of one of verl's own estimators, for metrics and records."""
     rows, conversations = answers(context, rewards, mask, index)
     reward = (rows.outcome + rows.extra)[:, None] * rows.mask
     credit = replace(
@@ -180,10 +180,10 @@ def record_rows(
 
 
 def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]) -> tuple[Rows, Conversations]:
-    """The rows as answers. Correctness is `acc`, never the reward that penalties were added to.
+    """Join rows into answers. Correctness is `acc`, never the reward, which may include penalties.
 
-    A score that `acc` determines is the outcome on another scale (±1). One that differs between answers of the same
-    `acc` has other rewards in it, e.g. for the format: what it adds to `acc` is extra.
+    If `acc` determines the score, the score is the outcome on another scale (e.g. ±1). If scores differ between answers
+    with the same `acc`, they include other rewards (e.g. for the format), and what they add to `acc` is `extra`.
     """
     conversations = Conversations.of(mask, context.keys)
     last = conversations.last_row
@@ -206,24 +206,24 @@ def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequenc
 # entropy terms, and in there `policy_loss` (`loss_mode=dew`) calls `algorithm.loss`.
 #
 # verl's workers average gradients over D data-parallel processes and split a mini-batch into micro-batches. Each part
-# is divided by the divisor of the whole mini-batch over D, so the result does not depend on the split. As in TRL, a
-# mini-batch's tokens are its share of the generation's: a token weighs the same in every optimizer step. A row is one
-# of verl's rows: an answer of several rows has a sequence ratio in each.
+# is divided by (divisor of the whole mini-batch) / D, so the result does not depend on the split. As in TRL, the token
+# count of a mini-batch is its share of the generation's tokens, so a token weighs the same in every optimizer step.
+# Rows are verl's rows: an answer of several rows has a sequence ratio for each of them.
 
 TOKENS_PER_ROW = "dew_tokens_per_row"
-"""The mean number of live tokens of a generation's rows, which the trainer passes to the workers."""
+"""Mean number of live tokens per row of a generation, which the trainer passes to the workers."""
 
 
 def actor_loss(
     config: Any, model_output: Any, data: Any, dp_group: Any = None, *, algorithm: Algorithm
 ) -> tuple[Tensor, dict[str, Any]]:
-    """verl's `ppo_loss` with the algorithm's own policy loss."""
+    """Return verl's `ppo_loss` with the algorithm's own policy loss."""
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import no_padding_2_padding
 
     entropy = None
-    if algorithm.needs_entropy == "current":  # config.check has seen to it that verl computes it
+    if algorithm.needs_entropy == "current":  # config.check made sure that verl computes it
         entropy = no_padding_2_padding(model_output["entropy"], data).detach()
     per_row = tu.get_non_tensor_data(data, TOKENS_PER_ROW, None)
     tu.assign_non_tensor_data(data, "batch_num_tokens", per_row * data["global_batch_size"])
@@ -235,15 +235,15 @@ def policy_loss(
     old_log_prob: Tensor, log_prob: Tensor, advantages: Tensor, response_mask: Tensor, loss_agg_mode: str = "",
     config: Any = None, rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:  # fmt: skip
-    """What verl calls for `loss_mode=dew`. The reduction is the algorithm's own; `loss_agg_mode` is not used."""
+    """Called by verl for `loss_mode=dew`. The algorithm has its own reduction; `loss_agg_mode` is not used."""
     context = CURRENT.get()
     if context is None:
-        what = f"loss_mode={DEW_LOSS}: this trainer does not tell its workers which algorithm they train."
+        what = f"loss_mode={DEW_LOSS}: this trainer does not pass the algorithm to its workers."
         raise EngineError(Problem(what, remedy=SWITCH_ON))
     algorithm, mask = context.algorithm, response_mask.bool()
     part = Part(mask=mask, old_logp=old_log_prob, weight=rollout_is_weights, entropy=context.entropy)
     batch, count = config.global_batch_info, None
-    if batch:  # the divisor of this process's share: that of the whole mini-batch over D
+    if batch:  # the divisor of the whole mini-batch, divided by D
         tokens, sequences, processes = (batch[key] for key in ("batch_num_tokens", "global_batch_size", "dp_size"))
         count = algorithm.divisor(tokens, sequences) / processes
     value, stats = algorithm.loss(log_prob, part, advantages, count=count)
@@ -251,7 +251,7 @@ def policy_loss(
 
 
 def _metrics(stats: dict[str, Tensor]) -> dict[str, float]:
-    """verl's names where it has one, `actor/dew/...` for all. verl averages, so maxima are left out."""
+    """Report every metric as `actor/dew/...`, and some also under verl's names. verl averages: maxima are left out."""
     numbers = {name: float(value) for name, value in stats.items() if not name.endswith("/max")}
     return {
         "actor/pg_clipfrac": numbers.get("clip/low", 0.0) + numbers.get("clip/high", 0.0),

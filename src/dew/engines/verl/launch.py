@@ -1,8 +1,8 @@
-"""From a `Run` to the command that trains it on verl.
+"""Translate a `Run` into the command that trains it on verl.
 
-A run uses TRL's names. The settings that both engines have (`dew.run.settings`) become verl's keys. All others are
-written in verl's own keys, under `verl:` in the file (nested or dotted) or as `key=value` on the command line, and take
-precedence. Settings that verl does not use are listed in one note.
+A run uses TRL's names. Settings that both engines have (`dew.run.settings`) are translated to verl's keys. Other keys
+of verl go under `verl:` in the file (nested or dotted) or as `key=value` on the command line, and take precedence.
+Settings that verl does not use are listed in one note.
 """
 
 import math
@@ -35,7 +35,7 @@ from dew.run.settings import ACTOR, ALGORITHM_NAMES, CHOOSE_ALGORITHM, MODEL, RO
 from dew.tasks import Task, model_folder, task
 
 Overrides = dict[str, Any]
-"""verl's key -> value; a leading + where verl's configuration has no such key."""
+"""verl's key -> value; a leading + adds a key that verl's configuration does not have."""
 
 OWN_REWARD = SETTINGS["reward_funcs"].verl
 DEFAULTS: Overrides = {
@@ -43,28 +43,28 @@ DEFAULTS: Overrides = {
     f"{ACTOR}.use_dynamic_bsz": True,
     f"{FSDP}.model_dtype": "fp32",
     f"{ACTOR}.optim.weight_decay": 0.0,
-    f"{ACTOR}.entropy_from_logits_with_chunking": True,  # in float32; the other way is mostly rounding
-    f"{ACTOR}.entropy_checkpointing": True,  # or an update with entropy would keep float32 copies of the logits
+    f"{ACTOR}.entropy_from_logits_with_chunking": True,  # in float32; otherwise it is mostly rounding
+    f"{ACTOR}.entropy_checkpointing": True,  # else an update with entropy keeps float32 copies of the logits
     f"{ROLLOUT}.name": "vllm",
     "algorithm.filter_groups.metric": "acc",
     # As TRL does by default: sequences whose importance weight against the sampler is above 3 do not train.
     "algorithm.rollout_correction.rollout_is": "sequence",
     "algorithm.rollout_correction.rollout_is_threshold": "1e-09_3.0",
     OWN_REWARD: "pkg://dew.engines.verl.data",
-    "data.max_prompt_length": 2048,  # dew drops longer ones when it writes the data, and reports how many
+    "data.max_prompt_length": 2048,  # dew drops longer prompts when it writes the data, and reports how many
     "trainer.v1.trainer_mode": "dew_sync",
     "trainer.project_name": "dew",
     "trainer.logger": ["console"],
     "trainer.val_before_train": False,
 }
-"""Where verl's own differ from TRL's, or from what dew needs; tests/verl/test_compat.py checks the others."""
+"""Keys whose default in verl differs from TRL's or from what dew needs; tests/verl/test_compat.py checks the others."""
 PROMPTS, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 NODES, GPUS_PER_NODE = "trainer.nnodes", "trainer.n_gpus_per_node"
 SAMPLER_GPUS = f"{ROLLOUT}.tensor_model_parallel_size"
 SEQUENCE_GPUS = f"{ACTOR}.ulysses_sequence_parallel_size"
 MICRO_BATCH = f"{ACTOR}.ppo_max_token_len_per_gpu"
 NO_DUAL_CLIP = 1e9
-"""verl's vanilla loss also bounds the loss of wrong answers (dual clip): off above exp(20), its largest ratio."""
+"""Turns off the dual clip of verl's vanilla loss (a bound on wrong answers): the largest ratio is exp(20)."""
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """A chat template that adds nothing, for prompts that are already formatted."""
 
@@ -79,7 +79,7 @@ class Launch:
     """Differences from a run on TRL."""
 
     def __getitem__(self, key: str) -> Any:
-        """The value of verl's key, whether or not it is written with a +; None if it is not set."""
+        """Return the value of verl's key, with or without a leading +, or None if it is not set."""
         return next((value for name, value in self.overrides.items() if name.lstrip("+") == key), None)
 
     @property
@@ -129,7 +129,7 @@ class Translation:
         self.problems.append(Problem(what, remedy=remedy))
 
     def get(self, name: str, default: Any = None, limits: Setting | None = None) -> Any:
-        """A setting, or one of verl's keys if the name has a dot. Another type than the default's is a problem."""
+        """Return a setting, or one of verl's keys if the name has a dot. It must have the type of the default."""
         value, setting = (self.own if "." in name else self.given).get(name), SETTINGS.get(name, Setting())
         default = default if setting.default is None else setting.default
         if value is None:
@@ -169,7 +169,7 @@ class Translation:
         return None
 
     def batches(self) -> tuple[Batches, Overrides]:
-        """Prompts per step: verl's own number if `verl:` has it, else TRL's arithmetic with one process per GPU."""
+        """Return the batch sizes: verl's own keys if given, else computed as in TRL, with one process per GPU."""
         nodes, per_node = self.count(NODES), self.count(GPUS_PER_NODE)
         G, gpus = self.count(f"{ROLLOUT}.n", self.count("num_generations")), nodes * per_node
         accumulation = self.count("gradient_accumulation_steps")
@@ -182,7 +182,7 @@ class Translation:
         sequence = self.count(SEQUENCE_GPUS)
         batches = Batches(prompts * G, mini * G, G, passes=passes, processes=gpus)
         if G < 2:
-            self.problem(f"num_generations={G}: credit compares the answers to one prompt.", "Use at least 2.")
+            self.problem(f"num_generations={G}: answers to the same prompt are compared.", "Use at least 2.")
         if answers % G and PROMPTS not in self.own:
             what = f"{answers} answers per generation are not a whole number of groups of {G}."
             self.problem(what, f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step.")
@@ -207,7 +207,7 @@ class Translation:
         }  # fmt: skip
 
     def copied(self, resume: bool) -> Overrides:
-        """The settings that have one key of verl, the model, how its prompts are formatted, and the run's folder."""
+        """Return the settings that map to one key of verl, the model, its chat template, and the run's folder."""
         plain = {name: setting.verl for name, setting in SETTINGS.items() if setting.verl and setting.same is None}
         found = {key: self.get(name) for name, key in plain.items() if not SETTINGS[name].steps}
         seeds, top_k = (f"{ROLLOUT}.seed", f"{ACTOR}.data_loader_seed", f"{FSDP}.seed"), self.get("top_k")
@@ -234,7 +234,7 @@ class Translation:
         }
 
     def schedule(self, per_step: int) -> Overrides:
-        """How long to train, when to save and validate. A step of verl has `per_step` optimizer steps."""
+        """Return how long to train and when to save and validate. A step of verl has `per_step` optimizer steps."""
         found: Overrides = {}
         for name, setting in SETTINGS.items():
             if setting.steps and (value := self.get(name)) > 0:
@@ -253,7 +253,7 @@ class Translation:
         return found
 
     def objective(self, algorithm: Algorithm) -> Overrides:
-        """Estimator, loss and filter: dew's, or verl's own where the class declares that they train the same."""
+        """Return estimator, loss and filter: dew's, or verl's own if the class declares that they are equivalent."""
         stock, own = stock_estimator(type(algorithm)), self.own.get("algorithm.adv_estimator", algorithm.name)
         if own != algorithm.name and own in dew_estimators():
             what = f"algorithm.adv_estimator={own}, but the algorithm is {algorithm.name}."
@@ -265,7 +265,7 @@ class Translation:
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
             f"{ACTOR}.use_kl_loss": algorithm.kl_coef > 0,
-            # In the update; with a coefficient of 0, too, verl's backward pass goes through it.
+            # In the update. verl's backward pass goes through it even if its coefficient is 0.
             f"{ACTOR}.calculate_entropy": algorithm.needs_entropy == "current",
             "algorithm.filter_groups.enable": algorithm.dynamic_sampling,
         }
@@ -278,19 +278,19 @@ class Translation:
         if not stock:
             return found | {f"+algorithm.dew.{name}": value for name, value in other.items()}
         for name, value in other.items():
-            self.problem(f"{name}={value!r}: verl's own {algorithm.name} has no such setting.", "Leave it out.")
+            self.problem(f"{name}={value!r}: verl's own {algorithm.name} has no such setting.", "Remove it.")
         return {**found, f"{ACTOR}.clip_ratio_c": NO_DUAL_CLIP}
 
 
 def has_messages(source: Task) -> bool:
-    """Whether its prompts are chat messages, which the model's own template formats."""
+    """Whether the prompts are chat messages, which the model's own template formats."""
     template = getattr(source, "template", "plain")
     return template == "chat" or (template is None and not isinstance(source.rows(1)[0]["prompt"], str))
 
 
 MAIN = ("-m", "dew.engines.verl.main")
 BARE = re.compile(r"[A-Za-z_/.~][\w/.:~@%+-]*", re.ASCII)
-"""Text that hydra reads as it stands; everything else is quoted."""
+"""Text that hydra reads without quotes."""
 
 
 def hydra_words(launch: Launch) -> list[str]:
@@ -321,7 +321,7 @@ def shell_text(words: list[str]) -> str:
 
 
 def check_with_verl(launch: Launch) -> bool:
-    """Check verl's own configuration with the overrides, as at the start of a run; False if verl is not installed."""
+    """Check verl's configuration with the overrides, as a run does at its start; False if verl is not installed."""
     spec = find_spec("verl")
     if spec is None or spec.origin is None:
         return False
@@ -333,7 +333,7 @@ def check_with_verl(launch: Launch) -> bool:
         try:
             config = compose("ppo_trainer", overrides=hydra_words(launch))
         except HydraException as error:
-            what = f"verl refuses the configuration: {' '.join(str(error).split())}"
+            what = f"verl rejects the configuration: {' '.join(str(error).split())}"
             raise ConfigError(Problem(what, remedy="A key that verl does not have needs a leading +.")) from None
     check(config)
     return True

@@ -1,8 +1,8 @@
 """`python -m dew.engines.verl.main <overrides>` replaces `python -m verl.trainer.main_ppo`, with the same keys.
 
-A configuration that cannot work is reported before Ray starts. An algorithm of your own is in a module that registers
-it (`dew.register_algorithm`) and that every process can import; `VERL_USE_EXTERNAL_MODULES` or
-`actor_rollout_ref.model.external_lib` names the module.
+A configuration that cannot work is reported before Ray starts. To train your own algorithm, register it
+(`dew.register_algorithm`) in a module that every process can import, and name the module in
+`VERL_USE_EXTERNAL_MODULES` or `actor_rollout_ref.model.external_lib`.
 """
 
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from dew.engines.compat import require
 from dew.errors import DewError
 
-try:  # before anything of verl is imported: another release may not have it
+try:  # before the imports from verl, which may fail with another release
     require("verl")
 except DewError as error:
     if __name__ != "__main__":

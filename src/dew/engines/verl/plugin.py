@@ -1,5 +1,5 @@
-"""verl's entry point `verl.plugins`: importing it registers dew's estimators and loss. verl hides an error in it, so
-`dew.engines.verl.main` also has every process import it by name (`VERL_USE_EXTERNAL_MODULES`)."""
+"""Entry point `verl.plugins`: importing this module registers dew's estimators and loss. verl hides errors in plugins,
+so `dew.engines.verl.main` also makes every process import it by name (`VERL_USE_EXTERNAL_MODULES`)."""
 
 from dew.engines.compat import require
 from dew.engines.verl.config import DEW_LOSS, dew_estimators
@@ -7,7 +7,7 @@ from dew.engines.verl.estimators import estimator, policy_loss
 
 
 def register() -> None:
-    """Register every algorithm that is not registered yet; call it again after registering algorithms of your own."""
+    """Register every algorithm that verl does not know yet. Call it again after registering your own algorithms."""
     from verl.trainer.ppo import core_algos
 
     require("verl")

@@ -1,6 +1,6 @@
-"""A verl run's folder: metrics and token records. verl's trackers also get the numbers of each batch, under `dew/`.
+"""The folder of a run on verl: metrics and token records. verl's trackers also get the metrics of each batch (`dew/`).
 
-Groups that verl's filter dropped never reach the trainer: their number and accuracy are known, and included.
+Groups that verl's filter drops never reach the trainer, but verl reports their number and outcomes, which are included.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from dew.engines.verl.estimators import CreditedBatch
 TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
 NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "learning_rate", "actor/kl_loss": "kl/ref",
          "rollout_corr/k3_kl": "sampler/kl"}  # fmt: skip
-"""verl's metrics -> dew's, where both mean the same."""
+"""verl's name of a metric -> dew's."""
 DROPPED, DROPPED_SCORES = "training/filter_groups/evicted_samples", "_dapo_filtered_reward_counts"
 SUMS = ("groups/kept", "groups/mixed", "tokens")
 
@@ -40,14 +40,14 @@ class Recorder(RunLog):
         self.begin(self.algorithm, ["verl", "ray"], gpus, **facts)
 
     def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
-        """The numbers of a batch. A step has several batches where verl syncs its parameters every few of them."""
+        """Return the metrics of a batch. A step has several batches if verl syncs parameters less often than that."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
         self.check_rewards(step, self.algorithm, batch.rows.outcome, batch.credit.advantages, self.chosen)
         self._batches.append((int(batch.credit.scored.sum()), numbers))  # without padding rows
         return numbers
 
     def due(self, step: int) -> bool:
-        """Whether to write a token record: at most one per step, of its first batch."""
+        """Whether to write a token record: at most one per step, for its first batch."""
         return self._recorded != step and due(step, self.settings.records_every, 1)
 
     def record(self, step: int, batch: CreditedBatch, columns: dict[str, Any], tokenizer: Any) -> None:
@@ -78,7 +78,7 @@ def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> 
 
 
 def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any], timing: dict[str, float]) -> Numbers:
-    """A line of metrics: the step's batches, weighted by their answers, with verl's own numbers and times."""
+    """Return the metrics of a step: means over its batches, weighted by answers, and verl's own metrics and times."""
     numbers: Numbers = {}
     for name in dict.fromkeys(name for _, batch in batches for name in batch):
         values = [(n, batch[name]) for n, batch in batches if name in batch]
@@ -103,7 +103,7 @@ def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any]
 
 
 def _count_groups(numbers: Numbers, metrics: dict[str, Any]) -> None:
-    """Sampled groups, and the accuracy over all of them: the answers of a dropped group share one known outcome."""
+    """Count sampled groups, and include dropped groups, whose answers all have the same outcome, in the accuracy."""
     kept, mixed = numbers.get("groups/kept", 0.0), numbers.pop("groups/mixed", 0.0)
     dropped, outcomes = float(metrics.get(DROPPED, 0.0)), metrics.get(DROPPED_SCORES) or {}
     numbers["groups/dropped"], numbers["groups/sampled"] = dropped, kept + dropped
@@ -116,7 +116,7 @@ def _count_groups(numbers: Numbers, metrics: dict[str, Any]) -> None:
 
 
 def record_columns(batch: CreditedBatch, data: dict[str, Any], truncated: Tensor) -> dict[str, Any]:
-    """The answers of a batch as `group_records` takes them. `data`: padded tensors and lists by verl's names."""
+    """Return the answers as columns for `group_records`. `data`: padded tensors and lists under verl's names."""
     rows, join, last = batch.rows, batch.conversations.join, batch.conversations.last_row
     infos = [data["reward_extra_info"][b] for b in last]
     return {

@@ -1,7 +1,7 @@
-"""verl's trainer modes, extended: they pass the old policy's entropy to the estimator and give workers dew's loss.
+"""dew's trainer modes for verl, which pass the old policy's entropy to the estimator and dew's loss to the workers.
 
-All of them compute the old log-probabilities, and the entropy with them, once per batch with the trainer's own weights.
-In the asynchronous modes that is verl's old policy, not each token's sampler.
+All modes compute the old log-probabilities and entropies once per batch, with the trainer's weights. In asynchronous
+modes, this is the policy that verl calls old, not the one that sampled each token.
 """
 
 from dataclasses import replace
@@ -31,13 +31,13 @@ from dew.errors import EngineError, Problem
 from dew.files import write_atomically
 
 Info = dict[str, Any]
-"""What a reward manager returned for a row in addition to the reward."""
+"""What the reward manager returned for a row in addition to the reward."""
 
 plugin.register()
 
 
 class CreditMixin:
-    """Comes before one of verl's trainers. Refuses a configuration that would not train the algorithm it names."""
+    """Mixin for verl's trainers. Raises an error if the configuration would not train the algorithm that it names."""
 
     config: Any
     global_steps: int
@@ -93,13 +93,13 @@ class CreditMixin:
         return credited
 
     def _context(self, batch: Any) -> tuple[BatchContext, list[Info]]:
-        """What the estimator reads beyond verl's arguments, and what the reward manager returned."""
+        """Return what the estimator needs beyond verl's arguments, and what the reward manager returned."""
         needed = ["old_log_probs"] * self.algorithm.needs_logp + ["responses"] * self.algorithm.needs_tokens
         data = _fetch(batch, "entropy", "extra_fields", "rm_scores", *needed)
         fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * len(batch)
         infos = [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
         acc, score = _column(infos, "acc"), _column(infos, "score")
-        if acc is None:  # before any KL term is subtracted
+        if acc is None:  # rm_scores: before any KL term is subtracted
             acc = score = _padded(data["rm_scores"]).sum(-1)
         context = BatchContext(
             algorithm=self.algorithm,
@@ -143,7 +143,7 @@ def _padded(column: Any) -> Tensor:
 
 
 def _listed(data: Any, name: str) -> list[Any]:
-    """A column that is not a tensor. The queue returns it as one of several kinds of list, wrapped or not."""
+    """Return a non-tensor column as a list. The queue returns several kinds of lists, with values wrapped or not."""
     return [getattr(value, "data", value) for value in data[name]]
 
 
@@ -153,7 +153,7 @@ def _column(infos: list[Info], name: str) -> Tensor | None:
         return None
     if given < len(infos):
         what = f"The reward function returned {name!r} for {given} of {len(infos)} answers."
-        raise EngineError(Problem(what, remedy="Return it always, or never."))
+        raise EngineError(Problem(what, remedy="Return it for every answer, or for none."))
     return torch.tensor([float(info[name]) for info in infos])
 
 
