@@ -157,5 +157,5 @@ def test_what_is_not_an_entropy_is_refused(entropy, message):
 
 def test_a_context_ends_with_its_batch_and_without_the_trainer_the_error_names_the_setting():
     estimate("gtpo", torch.zeros(2, 3), LIVE, ["a", "a"], torch.ones(2, 3))
-    with pytest.raises(EngineError, match=r"does not pass on.*trainer\.v1\.trainer_mode=dew_sync"):
+    with pytest.raises(EngineError, match=r"drops the old.*trainer\.v1\.trainer_mode=dew_sync"):
         estimator("gtpo")(token_level_rewards=torch.zeros(2, 3), response_mask=LIVE, index=["a", "a"])
