@@ -110,7 +110,7 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
         ({"task": None}, "no training data"),
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
-        ({"learning_rate": float("inf")}, "learning_rate=inf: give a number >= 0"),
+        ({"learning_rate": float("inf")}, "learning_rate=inf. Give a number >= 0"),
         ({"task": None, "dataset_name": "nobody/nothing"}, "cannot be loaded"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_good_run_passes_and_reports_what_the_first_step_will_see(settings, tm
     mean, low, high = (float(x) for x in re.findall(r"0\.\d+", found["mean reward"].says))
     assert low < mean < high
     assert 0 < float(found["entropy"].says.split()[1]) < 3
-    assert found["reward countdown"].says.startswith("On correct answers 1.00, on empty ones 0.00")
+    assert found["reward countdown"].says.startswith("On gold answers 1.00, on empty ones 0.00")
     assert found["filter"].status == "ok"
     assert not (tmp_path / "run").exists(), "preflight leaves nothing in the run's folder"
 

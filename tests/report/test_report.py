@@ -508,7 +508,7 @@ def test_an_alarm_of_several_runs_is_one_finding() -> None:
     ("status", "error", "checkpoint", "says", "remedy"),
     [
         ("failed", "RewardError: boom", True, "Stopped by an error at step 12 of 60: RewardError: boom", "dew resume"),
-        ("running", None, False, "Killed: its process ended without an error, often out of memory, at", "again"),
+        ("running", None, False, "Killed (its process ended without an error, often out of memory) at", "again"),
         ("stopped", None, True, "Interrupted at step 12 of 60.", "Resume with `dew resume run`."),
     ],
 )

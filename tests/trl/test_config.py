@@ -125,8 +125,8 @@ REJECTED = {
     ),
     "dynamic sampling in TRL's own": ({"algorithm": "trl", "algorithm_kwargs": {"dynamic_sampling": True}}, "not part"),
     "a guide in TRL's own": ({"algorithm": "trl", "guide": "x.jsonl"}, "guide with algorithm='trl'"),
-    "greedy sampling": ({"temperature": 0.0}, "temperature=0.0: give a number > 0"),
-    "no time for rewards": ({"reward_timeout": 0}, "reward_timeout=0: give a number > 0"),
+    "greedy sampling": ({"temperature": 0.0}, "temperature=0.0. Give a number > 0"),
+    "no time for rewards": ({"reward_timeout": 0}, "reward_timeout=0. Give a number > 0"),
     "records": ({"records_groups": 0}, "records_groups=0"),
     "soft overlong without a buffer": ({"algorithm_kwargs": {"overlong": "soft"}}, "overlong_buffer"),
 }

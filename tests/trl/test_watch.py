@@ -104,7 +104,8 @@ def test_alarms_fire_and_a_stopped_run_says_so(tmp_path):
     trainer = dew.watch(plain(tmp_path / "broken", broken))
     with pytest.raises(RuntimeError, match="no"):
         trainer.train()
-    assert RunFolder(tmp_path / "broken").run()["status"] == "failed"
+    run = RunFolder(tmp_path / "broken").run()
+    assert run["status"] == "failed" and "RuntimeError at test_watch.py, line" in run["error"]
 
 
 def test_an_infinite_gradient_is_an_alarm(tmp_path):

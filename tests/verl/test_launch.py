@@ -178,7 +178,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
     [
         ({"algorithm": "trl"}, "algorithm: trl works only on TRL"),
         ({"algorithm": "kl_cov"}, "kl_cov works only on TRL. Choose another algorithm, or set verl's own"),
-        ({"temperature": 0.0}, "give a number > 0"),
+        ({"temperature": 0.0}, "Give a number > 0"),
         ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),

@@ -18,7 +18,7 @@ from dew.errors import ConfigError, Problem, not_loaded, unknown
 from dew.files import stay_inside, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
-from dew.run.config import Run, find_model, read_run
+from dew.run.config import Run, find_model, make_run, read_run
 from dew.run.folder import RunFolder, make_folder
 from dew.run.models import check_model
 from dew.tasks.rows import first_columns
@@ -155,7 +155,17 @@ def _run_of(model: str) -> Run:
     folder = Path(model)
     homes = [place for place in (folder, folder.parent) if folder.is_dir() and (place / "run.json").is_file()]
     files = [home / name for home in homes[:1] for name in ("verl.yaml", "config.yaml") if (home / name).is_file()]
-    return read_run(files[0]) if files else Run()
+    if files or not homes:
+        return read_run(files[0]) if files else Run()
+    facts = RunFolder(homes[0]).run()
+    used = facts.get("settings")
+    if facts.get("engine") != "lab" or not isinstance(used, dict) or not used.get("model"):
+        return Run()
+    reward, limit = str(used.get("reward") or ""), used.get("max_new_tokens")
+    keys = {"task": facts.get("data"), "task_settings": used.get("task")}
+    keys |= {"verifier": reward} if has_verifier(reward) else {"reward_funcs": reward}
+    keys["max_completion_length"] = limit if isinstance(limit, int) else None
+    return make_run({key: value for key, value in keys.items() if value}, source=str(homes[0] / "run.json"))
 
 
 def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:

@@ -215,7 +215,7 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
         return skipped(name, "Reward models are not probed.")
     gold, empty = probe(reward, data)
     own = answers.parts[:, index] if answers else np.empty(0)
-    says = f"On correct answers {_mean(gold)}, on empty ones {_mean(empty)}, on the model's {_mean(own)}."
+    says = f"On gold answers {_mean(gold)}, on empty ones {_mean(empty)}, on the model's {_mean(own)}."
     if index == outcome:
         wrong = bool((empty > threshold).any())
         says += " An empty answer counts as correct." * wrong

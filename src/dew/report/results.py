@@ -202,7 +202,7 @@ def _who(runs: Sequence[Run], i: int) -> str:
 
 HOW = {
     "failed": "Stopped by an error",
-    "killed": "Killed: its process ended without an error, often out of memory,",
+    "killed": "Killed (its process ended without an error, often out of memory)",
     "stopped": "Interrupted",
 }
 

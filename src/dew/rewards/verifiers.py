@@ -39,7 +39,7 @@ def verifier(name: str) -> "Verifier":
 
 
 def reward(name: str, of_engine: Mapping[str, str] | None = None) -> Callable[..., list[float]]:
-    """Return the reward function of this name: a verifier, a format reward, or one of `of_engine` (module:attribute)."""
+    """Return the reward function of this name: a verifier, a format reward, or one of the engine's own."""
     known = {**(of_engine or {}), **VERIFIERS, **FORMATS}
     return _find("reward", name, known, "Or name your own: module:function, file.py:function.")
 

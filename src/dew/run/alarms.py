@@ -225,7 +225,7 @@ RULES = (
          "The step was skipped: a reward, an advantage, a logit, an entropy or the gradient was infinite or NaN.",
          ("Three in a row stop the run. Check the reward function, lower learning_rate, use bf16 instead of fp16.",)),
     Rule("batch_not_full", partial(_above, "groups/short", 0.0),
-         "Dynamic sampling stopped at max_rounds with {value:.0f} groups missing; the step trained on the others, if any.",
+         "Dynamic sampling stopped at max_rounds, {value:.0f} groups short; the step trained on the rest, if any.",
          ("Choose problems that the model solves sometimes.",
           ("To sample longer, write `algorithm: {}`.", lambda rule: {"max_rounds": 2 * rule.max_rounds}))),
 )

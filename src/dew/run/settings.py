@@ -38,9 +38,9 @@ class Setting:
         if not isinstance(value, int | float):
             return None
         if self.least is not None and not self.least <= value < math.inf:
-            return Problem(f"{name}={value}:", remedy=f"give a number >= {self.least:g}.")
+            return Problem(f"{name}={value}.", remedy=f"Give a number >= {self.least:g}.")
         if self.above is not None and not self.above < value < math.inf:
-            return Problem(f"{name}={value}:", remedy=f"give a number > {self.above:g}.")
+            return Problem(f"{name}={value}.", remedy=f"Give a number > {self.above:g}.")
         return None
 
 

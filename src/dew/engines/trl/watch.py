@@ -74,7 +74,7 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         try:
             result = super().train(resume_from_checkpoint, *args, **kwargs)
         except BaseException as error:
-            self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
             raise
         self._recorder.end("done")
         return result
