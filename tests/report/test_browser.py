@@ -677,7 +677,7 @@ def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any
     first, about = page.texts(".finding")[0], page.tab.inner_text(".report-title")
     if status == "running":
         assert "running · 12/60 · 8 min left · last step at" in about and page.tab.title() == "12/60 ▲1 tc · dew"
-        assert "Too long." in first
+        assert "Too long (step 3)." in first
     else:
         assert "Killed" in first and "killed" in about and page.tab.title() == "tc · dew"
     assert page.tab.evaluate(FITS)

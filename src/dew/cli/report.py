@@ -120,12 +120,11 @@ def _show_group(group: GroupRecord) -> None:
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
     scale = max((abs(A) for a in group.answers for A in a.advantage or ()), default=0.0)
-    legend = f"advantages of {group.algorithm or 'the run'}: blue positive, orange negative, full colour = ±{scale:.3f}"
-    legend = (
-        f"{legend}; underlined: the wrong sign for its answer"
-        if any(a.advantage for a in group.answers)
-        else "No advantages were recorded."
-    )
+    rule = group.algorithm or "the run"
+    legend = f"advantages of {rule}: blue positive, orange negative, full colour = ±{scale:.3f}"
+    legend += "; underlined: the wrong sign for its answer"
+    if not any(a.advantage for a in group.answers):
+        legend = f"no advantages of {rule} were recorded"
     out.print(Text(f"{legend}\n", style="dim"))
     for number, (a, above) in enumerate(zip(group.answers, above_mean(group).tolist(), strict=True), start=1):
         live, credit = a.live or [True] * len(a.tokens), a.advantage or [0.0] * len(a.tokens)
