@@ -193,21 +193,21 @@ def test_fused_parts_of_a_decoder(family, longer, trained, monkeypatch):
     decoder = Decoder(model, Draw(greedy=True), ends=[1], pad=0)
     prompts = [[5, 6, 7], [8], [9, 10, 11, 12, 13]]
     decoder.parts, decoder.attention = [], "dew_gathered"
-    expected = decoder.answers(prompts, 6)
+    expected = decoder.answers(prompts, 4)
     decoder._release()
     decoder.parts, decoder.attention = _fused_parts(model)
     assert decoder.attention == "dew_fused"
     norms, products = {"qwen2": (5, 8), "qwen3": (9, 8), "llama": (5, 8), "gemma": (0, 10)}[family]
     assert len(decoder.parts) == norms + 1 + products * (not trained)
-    assert decoder.answers(prompts, 6) == expected
+    assert decoder.answers(prompts, 4) == expected
     again, _ = _fused_parts(model)  # of another decoder: the weights stay where they are
-    assert decoder.answers(prompts, 6) == expected and len(again) == len(decoder.parts)
+    assert decoder.answers(prompts, 4) == expected and len(again) == len(decoder.parts)
     for p in model.parameters():  # as the copy that is sampled from is refreshed
         p.data.mul_(0.9)
-    changed = decoder.answers(prompts, 6)
+    changed = decoder.answers(prompts, 4)
     decoder.parts, decoder.attention = [], "dew_gathered"
     decoder._release()
-    assert changed == decoder.answers(prompts, 6)
+    assert changed == decoder.answers(prompts, 4)
     assert all("forward" not in vars(m) for m in model.modules())
 
 
