@@ -5,6 +5,7 @@ python compile_cases.py 90 decoder draws        some of the cases
 """
 
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import torch
@@ -20,35 +21,22 @@ from dew.engines.lab.tiny import OUTPUTS, SIGNALS
 from dew.kernels import Head, triton
 from dew.kernels.chunked import Statistics
 
-KIB = 1024
-SHARED = {75: 64 * KIB, 80: 163 * KIB, 89: 99 * KIB, 90: 227 * KIB, 100: 227 * KIB, 120: 99 * KIB}
-"""Shared memory of a program on each architecture."""
 ARCHITECTURE = int(sys.argv[1])
-compiled: dict[str, int] = {}
-"""Kernels, and the most shared memory that each needs."""
-
-
-class Compiler:
-    """Stands for a GPU's driver."""
-
-    def get_current_target(self):
-        return GPUTarget("cuda", ARCHITECTURE, 32)
-
-    def get_current_device(self):
-        return 0
-
-    def get_current_stream(self, device):
-        return 0
+SHARED = {75: 64, 80: 163, 89: 99, 90: 227, 100: 227, 120: 99}[ARCHITECTURE] * 1024
+"""Bytes of shared memory that a program may have."""
+used = dict[str, int]()
+"""Kernels that were compiled, and the most shared memory that each needs."""
 
 
 def compile_only(kernel, *args, grid, warmup, **settings):
     found = launch(kernel, *args, grid=grid, warmup=True, **settings)
-    assert found.asm["cubin"], kernel.__name__
-    compiled[kernel.__name__] = max(found.metadata.shared, compiled.get(kernel.__name__, 0))
+    used[kernel.__name__] = max(found.metadata.shared, used.get(kernel.__name__, 0))
 
 
 launch, JITFunction.run = JITFunction.run, compile_only
-driver.set_active(Compiler())
+gpu = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", ARCHITECTURE, 32))
+gpu.get_current_device = gpu.get_current_stream = lambda *_: 0
+driver.set_active(gpu)
 
 
 def rows(*shape, dtype=torch.bfloat16):
@@ -69,26 +57,24 @@ def decoder(heads=14, shared=2, width=64, dtype=torch.bfloat16):
 
 def draws():
     for squares in (False, True):
-        draw_kernel.draw(rows(4, 151_936, dtype=torch.float32), 1.0, rows(4, 2, dtype=torch.float32), squares)
+        draw_kernel.draw(rows(4, 151_936).float(), 1.0, rows(4, 2).float(), squares)
 
 
 def statistics(dtype=torch.bfloat16):
-    for store in (None, *[rows(256, 1040)[:, :1031]] * (dtype == torch.bfloat16)):
+    for store in (None, rows(256, 1040, dtype=dtype)[:, :1031]):
         triton.statistics(rows(256, 64, dtype=dtype), Head(rows(1031, 64, dtype=dtype)), rows(256).long(), store)
 
 
 def gradient(dtype=torch.bfloat16):
     hidden, head, one = rows(256, 64, dtype=dtype), Head(rows(1031, 64, dtype=dtype)), rows(256).float()
     for ge in (None, one):
-        stats = Statistics(one, one, one, one)
-        triton.gradient_tile(hidden, head, one.long(), stats, one, ge, 0, rows(256, 512, dtype=dtype))
+        given = hidden, head, one.long(), Statistics(one, one, one, one), one, ge, 0
+        triton.gradient_tile(*given, rows(256, 512, dtype=dtype))
 
 
 def small_policies():
-    qkv = rows(2, 33, 3, 2, 32).float().requires_grad_()
-    kernels.Attention.apply(qkv).sum().backward()
-    cache = rows(4, 2, 45, 32).float()
-    kernels.query_attention(rows(4, 1, 3, 2, 32).float(), cache, cache, 31, 7, 2)
+    kernels.Attention.apply(rows(2, 33, 3, 2, 32).float().requires_grad_()).sum().backward()
+    kernels.query_attention(rows(4, 1, 3, 2, 32).float(), *[rows(4, 2, 45, 32).float()] * 2, 31, 7, 2)
     kernels.Norm.apply(rows(3, 5, 128).float())
     made = {name: rows(2, 40, 3).float() for name in SIGNALS}
     kernels.draw(rows(2, 40, OUTPUTS).float(), rows(2, 40, 3).float(), rows(2, 40, 3).long(), made, 1)
@@ -97,32 +83,26 @@ def small_policies():
 def adapters(parts=3, gated=False):
     width, r, owners = 128, 16, Rows(2, "cpu")
     owners.count(torch.tensor([60, 40]), 100)
-    x, weight, sizes = rows(100, width).requires_grad_(), rows(width * parts, width), [width] * parts
-    low = rows(2, width, r * parts), rows(2, width * parts, r)
-    layouts = [Layout([width], r * parts, x.device), Layout(sizes, r, x.device)]
+    x, weight, low = rows(100, width).requires_grad_(), rows(width * parts, width), rows(2, width * parts, r)
+    layouts = [Layout([width], r * parts, x.device), Layout([width] * parts, r, x.device)]
     trained = [rows(2, width, r).float().requires_grad_() for _ in range(2 * parts)]
-    found = AdaptedLinear.apply(x, weight, None, low, layouts, owners[100], 2.0, gated, *trained)
+    given = (rows(2, width, r * parts), low), layouts, owners[100], 2.0, gated
+    found = AdaptedLinear.apply(x, weight, None, *given, *trained)
     sum(y.float().sum() for y in (found if isinstance(found, tuple) else (found,))).backward()
 
 
-def gated_adapters():
-    adapters(2, gated=True)
-
-
-def other_types():
-    for dtype in (torch.float16, torch.float32):
-        decoder(dtype=dtype)
-    decoder(28, 4, 128)
-    if FOR_HEAD:
-        statistics(torch.float16)
-        gradient(torch.float16)
-
-
-FOR_HEAD = SHARED[ARCHITECTURE] >= SHARED[90]
-CASES = [decoder, draws, *[statistics, gradient] * FOR_HEAD, small_policies, adapters, gated_adapters, other_types]
-for case in CASES:
-    if len(sys.argv) == 2 or case.__name__ in sys.argv:
+CASES = {
+    "decoder": [partial(decoder, dtype=x) for x in (torch.bfloat16, torch.float16, torch.float32)],
+    "wide heads": [partial(decoder, 28, 4, 128)],
+    "draws": [draws],
+    "lab": [small_policies, adapters, partial(adapters, 2, True)],
+}
+if ARCHITECTURE in (90, 100):
+    for case in (statistics, gradient):
+        CASES[case.__name__] = [case, partial(case, torch.float16)]
+for name, cases in CASES.items():
+    for case in cases if name in sys.argv or len(sys.argv) == 2 else ():
         case()
-for name, shared in compiled.items():
-    print(f"{name}: {shared / KIB:.1f} KiB of shared memory")
-    assert shared <= SHARED[ARCHITECTURE], name
+for name, size in used.items():
+    print(f"{name}: {size:,} bytes of shared memory")
+    assert size <= SHARED, name
