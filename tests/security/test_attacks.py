@@ -6,7 +6,6 @@ import gzip
 import io
 import json
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -18,8 +17,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-import trl_tiny
-from attacks import ATTACKS, FAMILIES, PLACES, completions
+from attacks import ATTACKS, PLACES, completions
 from dew.cli import console
 from dew.cli.console import LogToConsole
 from dew.cli.runs import RunView
@@ -33,105 +31,33 @@ from dew.run.records import AnswerRecord, GroupRecord, read_records
 SOURCES = sorted((Path(__file__).parents[2] / "src" / "dew").rglob("*.py"))
 
 
-# ── what the source may not hold ────────────────────────────────────────────────────────────────────────────
-FORBIDDEN = {
-    "eval", "exec", "compile", "__import__", "os.system", "os.popen", "pickle.load", "pickle.loads", "pickle.Unpickler",
-    "marshal.loads", "dill.load", "dill.loads", "joblib.load", "shelve.open", "yaml.unsafe_load", "yaml.full_load",
-    "torch.hub.load", "sympify", "sympy.sympify", "sympy.S", "parse_expr", "sympy.parse_expr", "lambdify",
-    "numpy.load", "np.load", "pandas.read_pickle", "pd.read_pickle", "shutil.unpack_archive", "extractall",
-    "input", "literal_eval", "string.Template", "jinja2.Template", "Template",
-}  # fmt: skip
-IMPORTS = {
-    "pickle", "marshal", "shelve", "dill", "joblib", "cloudpickle", "tarfile", "zipfile", "code", "runpy", "ctypes",
-}  # fmt: skip
-ALLOWED = {
-    ("kernels/linear.py", "import_module"): "one of dew's own modules, by a name from a fixed list",
-    ("rewards/verifiers.py", "import_module"): "one of dew's own verifiers, by a name from a fixed list",
-    ("rewards/user_function.py", "import_module"): "the user's reward function, in a process of its own",
-    ("rewards/user_function.py", "exec_module"): "the same, from a file",
-    ("rewards/worker.py", "import_module"): "one of dew's own modules, named by the parent process",
-    ("algorithms/__init__.py", "import_module"): "the user's algorithm; not from an untrusted file",
-    ("algorithms/__init__.py", "exec_module"): "the same, from a file",
-    ("__init__.py", "import_module"): "one of dew's own modules",
-    ("engines/lab/tiny.py", "import_module"): "one of dew's own modules",
-    ("cli/app.py", "import_module"): "one of dew's own commands",
-    ("rewards/process.py", "subprocess.Popen"): "this interpreter, arguments as a list of JSON",
-    ("cli/train.py", "subprocess.run"): "the script that started a run, on dew resume; not with --untrusted",
-    ("cli/runs.py", "subprocess.Popen"): "dew itself, arguments as a list",
-    ("engines/verl/config.py", "import_module"): "the user's algorithm, in external_lib; not in an untrusted file",
-    ("engines/recorder.py", "subprocess.run"): "git rev-parse HEAD",
-}
-"""(file, call) -> why it may be there."""
-WATCHED = {
-    "import_module", "exec_module", "subprocess.Popen", "subprocess.run", "subprocess.call", "subprocess.check_output",
-}  # fmt: skip
-
-
-def called(node: ast.Call) -> str:
-    parts, at = [], node.func
-    while isinstance(at, ast.Attribute):
-        parts.append(at.attr)
-        at = at.value
-    return ".".join([*([at.id] if isinstance(at, ast.Name) else [""]), *reversed(parts)])
-
-
-def findings(path: Path, text: str) -> list[str]:
-    """What must not stand in a file of dew's."""
-    short = str(path).split("dew/", 1)[-1].removeprefix("src/dew/")
+# ── models from someone else: the linter (pyproject.toml) refuses eval, pickles and shells ───────────────────
+def findings(text: str) -> list[str]:
+    """Calls that could run code of a model or ask for it on the terminal."""
     found = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            found += [f"import {n}" for n in names if n.split(".")[0] in IMPORTS]
-        if not isinstance(node, ast.Call):
-            continue
-        name = called(node)
-        keywords = {k.arg: k.value for k in node.keywords}
-        last = name.rsplit(".", 1)[-1]
-        if name in FORBIDDEN or last in ("extractall", "unpack_archive", "sympify", "parse_expr", "lambdify"):
-            found.append(name)
-        if (name in WATCHED or last in WATCHED) and not {(short, name), (short, last)} & ALLOWED.keys():
-            found.append(name)
-        if "shell" in keywords:
-            found.append(f"{name} with shell")
-        if last == "from_pretrained" and name != "PeftConfig.from_pretrained" and not _closed(keywords):
-            found.append(f"{name} without trust_remote_code=False: transformers would ask on the terminal")
-        if name.endswith("torch.load") and not _is(keywords.get("weights_only"), True):
-            found.append("torch.load without weights_only=True")
-        if last == "YAML" and ast.unparse(keywords.get("typ", ast.Constant(None))) != "'safe'":
-            found.append("YAML without the safe constructor")
-        if name == "Environment" and not _is(keywords.get("autoescape"), True):
-            found.append("a template without autoescape")
-        if last == "from_pretrained" and "Model" in name and not _is(keywords.get("use_safetensors"), True):
-            found.append(f"{name} without use_safetensors=True")
+    for node in (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)):
+        name, said = ast.unparse(node.func), {k.arg: ast.unparse(k.value) for k in node.keywords}
+        loads = name.endswith(".from_pretrained") and name != "PeftConfig.from_pretrained"
+        # False, or what the user allowed
+        closed = said.get("trust_remote_code") in ("False", "parsed.args.trust_remote_code", "trusted")
+        wrong = (loads and not closed) or (loads and "Model" in name and said.get("use_safetensors") != "True")
+        found += [name] if wrong or (name.endswith("torch.load") and said.get("weights_only") != "True") else []
     return found
 
 
-def _is(node: ast.expr | None, value: object) -> bool:
-    return isinstance(node, ast.Constant) and node.value is value
-
-
-def _closed(keywords: dict[str | None, ast.expr]) -> bool:
-    """The caller says no, or hands on what the user allowed."""
-    said = keywords.get("trust_remote_code")
-    return _is(said, False) or (said is not None and ast.unparse(said) in ("parsed.args.trust_remote_code", "trusted"))
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p).split("src/dew/")[-1])
-def test_no_file_runs_text_loads_pickles_or_opens_a_shell(path):
-    assert findings(path, path.read_text()) == []
+def test_no_file_runs_code_of_a_model(path):
+    assert findings(path.read_text()) == []
 
 
 @pytest.mark.parametrize(
     "line",
-    ["eval(x)", "exec(x)", "os.system(x)", "subprocess.run(x, shell=True)", "import pickle", "torch.load(f)",
-     "torch.load(f, weights_only=False)", "YAML()", "YAML(typ='unsafe')", "sympy.sympify(x)",
+    ["torch.load(f)", "torch.load(f, weights_only=False)", "AutoTokenizer.from_pretrained(x)",
      "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=True, use_safetensors=True)",
-     "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False)", "AutoTokenizer.from_pretrained(x)",
-     "from zipfile import ZipFile", "z.extractall()", "import_module(name)", "Environment(loader=x)"],
+     "AutoModelForCausalLM.from_pretrained(x, trust_remote_code=False)"],
 )  # fmt: skip
 def test_the_search_itself_finds_each(line):
-    assert findings(Path("src/dew/credit/gtpo.py"), line)
+    assert findings(line)
 
 
 # ── verifiers ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -402,22 +328,3 @@ def _plain(x: object) -> bool:
     if isinstance(x, list | set | tuple):
         return all(map(_plain, x))
     return x is None or type(x) in (str, int, float, bool, bytes, datetime.date, datetime.datetime)
-
-
-def test_a_prompt_is_not_a_template():
-    tokenizer = trl_tiny.tokenizer()
-    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}"
-    for attack in ATTACKS:
-        text = tokenizer.apply_chat_template([{"role": "user", "content": attack}], tokenize=False)
-        assert text == f"<user>{attack}"
-
-
-def test_a_chat_template_of_a_stranger_cannot_leave_its_sandbox(tmp_path):
-    tokenizer = trl_tiny.tokenizer()
-    for attack in FAMILIES["templates"]:
-        tokenizer.chat_template = attack.replace("CANARY", str(tmp_path / "canary")).replace("10**9", "3")
-        try:
-            tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
-        except Exception:
-            continue
-    assert list(tmp_path.iterdir()) == [] and os.path.exists("/etc/passwd")
