@@ -213,7 +213,7 @@ RULES = (
            lambda rule: {x: round(getattr(rule, x) / 20, 6) for x in ("clip_low", "clip_high")}))),
     Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
          "The verifier timed out on {value:.1%} of the answers, which count as wrong.",
-         ("Raise its time limit, or look up the verdicts of these answers in the token records.",)),
+         ("Free some cores for it, and read these answers in the token records (verdict: timeout).",)),
     Rule("no_gradient", partial(_stays_below, "grad_norm", 0.0, 5),
          "The gradient was exactly 0 for {steps} steps, so nothing is learned.",
          ("Check groups/mixed_share and length/truncated_share: if all answers to a prompt have the same reward, every "
