@@ -70,7 +70,7 @@ class Capture:
     extra: dict[str, list[Any]] = field(default_factory=dict)
     """Columns that reward functions logged about this process's answers."""
     sampled: list[tuple[list[list[int]], Tensor, Tensor]] = field(default_factory=list)
-    """Tokens, log-probabilities and entropies of every call of dew's sampler."""
+    """Tokens, log-probabilities and entropies of each call to the sampler."""
     passes: list[Scores] = field(default_factory=list)
     """Scores of each forward pass without a gradient; with TRL's own loss, of each forward pass."""
 

@@ -292,7 +292,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return logp, entropy, aux
 
     def _old_policy(self, inputs: dict[str, Any]) -> Scores:
-        """Return the scores of the sampling policy: from TRL's scoring pass, the sampler, or a pass of dew's own."""
+        """Return the scores of the sampling policy: from TRL's scoring pass, the sampler, or a pass by dew."""
         args, algorithm = self.args, self.algorithm
         for scored in self._capture.passes:
             if scored.logp is inputs.get("old_per_token_logps"):
