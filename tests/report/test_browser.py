@@ -577,16 +577,16 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)
     assert len(set(marks)) == 12 and page.chosen("Seeds") == "mean" and page.chosen("Show") == "differences"
-    log = "#view-curves .chart >> nth=0 >> button:text-is('log')"
-    assert not page.tab.is_visible(log)  # differences have both signs
-    page.choose("Show", "values")
-    assert page.tab.is_visible(log)
-    page.choose("Show", "differences")
     page.tab.hover(".chip:has-text('synthetic(9)')")
     last, base = ([content["runs"][r]["metrics"]["entropy"][-1] for r in arms[k]["runs"]] for k in (9, 0))
     chart = page.tab.locator("[data-metrics=entropy]")
     shown = number(chart.locator(".plot-line b").inner_text())
     assert shown == pytest.approx(sum(last) / 5 - sum(base) / 5, rel=1e-2)  # from the baseline
+    log = "#view-curves .chart >> nth=0 >> button:text-is('log')"
+    assert not page.tab.is_visible(log)  # differences have both signs
+    page.choose("Show", "values")
+    assert page.tab.is_visible(log)
+    page.choose("Show", "differences")
     assert page.tab.title().endswith("· dew") and page.count("#tab-groups:visible") == 0
     page.choose("Seeds", "each")
     assert page.count(".chip") == 12  # 60 runs, but one entry per arm
