@@ -229,6 +229,10 @@ def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypa
     monkeypatch.setattr(task, "_scored", lambda texts, rows: here.extend(texts) or [0.25] * len(texts))
     found = task.rewards(answers, facts)
     assert found[0, :2].tolist() == expected[0, :2].tolist() and found[0, 2] == 0.25 and len(here) == 1
+    task.base.tokenizer.clean_up_tokenization_spaces = True  # such a tokenizer decodes no answers as one empty text
+    task.ended([0, 1, 1], tokens[0])
+    assert task.rewards(answers, facts).tolist() == expected.tolist()
+    task.base.tokenizer.clean_up_tokenization_spaces = False
     task._process.popen.kill()  # then they are judged here
     task.ended([0, 1], tokens[0, :2])
     assert task.rewards(answers, facts).tolist() == [[0.25] * 3]
@@ -304,7 +308,7 @@ def test_waiting_prompts_take_the_places_of_their_own_replica():
     torch.testing.assert_close(whole.logp, few.logp, rtol=1e-4, atol=1e-5)
 
 
-def test_a_pass_takes_at_most_half_of_a_gpu(monkeypatch):
+def test_a_pass_takes_at_most_half_of_the_memory(monkeypatch):
     config = SimpleNamespace(hidden_size=100, intermediate_size=50, num_hidden_layers=2)
     config.get_text_config = lambda: config
     gpu = SimpleNamespace(device=torch.device("cuda"), config=config, dtype=torch.bfloat16)
@@ -312,6 +316,9 @@ def test_a_pass_takes_at_most_half_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=5_000_000))
     base = Base("m", gpu, None, (), None)  # (800 + 200) numbers x 2 layers x 2 bytes a token, of 4 MB
     assert [base.pass_tokens(LoraSettings(pass_tokens=n)) for n in (49_152, 100)] == [500, 100]
+    gpu.device = torch.device("cpu")
+    monkeypatch.setattr("dew.engines.lab.lora.free_memory", lambda: 2_000_000)
+    assert base.pass_tokens(LoraSettings()) == 250
 
 
 # ── whole studies on the model that comes with dew ──────────────────────────────────────────────────────────

@@ -28,6 +28,7 @@ from dew.engines.lab.tasks import Answers
 from dew.engines.lab.tiny import Adam
 from dew.errors import ConfigError, Problem, not_loaded
 from dew.kernels import Head, linear_logprob_entropy, plain_head
+from dew.memory import free_memory
 from dew.run.config import find_model
 
 PACKED = "dew_packed"
@@ -37,7 +38,7 @@ BETAS = (0.9, 0.999)
 AT_ONCE = 1024
 """Minimum number of answers sampled at a time: a step with fewer rows hardly takes less time."""
 PASS_SHARE = 0.5
-"""Share of a GPU's memory for a pass of an update; the rest is for adapters and the KV cache."""
+"""Share of the memory for a pass of an update; the rest is for adapters and the KV cache."""
 PROMPT = 256
 """Prompt length assumed in the memory estimate, in tokens."""
 
@@ -100,10 +101,11 @@ class Base:
         return adapter * (18.0 + 4) + cache, self.pass_tokens(settings) * self._token_memory
 
     def pass_tokens(self, settings: LoraSettings) -> int:
-        """Tokens in one pass of an update, which may take PASS_SHARE of the GPU memory that the model leaves."""
-        if self.model.device.type != "cuda":
-            return settings.pass_tokens
-        room = torch.cuda.get_device_properties(self.model.device).total_memory - self.model.get_memory_footprint()
+        """Tokens in one pass of an update, which may take PASS_SHARE of the memory that the model leaves."""
+        if self.model.device.type == "cuda":
+            room = torch.cuda.get_device_properties(self.model.device).total_memory - self.model.get_memory_footprint()
+        else:
+            room = free_memory()
         return max(1, min(settings.pass_tokens, int(PASS_SHARE * room / self._token_memory)))
 
     @property

@@ -87,7 +87,7 @@ class LoraSettings(Settings):
     target_modules: str = "all"
     """Names of the linear layers that get adapters, e.g. "q_proj,v_proj"; "all": every one except the head."""
     pass_tokens: int = 49_152
-    """Maximum tokens in one pass of an update; fewer on a GPU with little memory."""
+    """Maximum tokens in one pass of an update; fewer if memory is short."""
 
     @property
     def spacing(self) -> float:

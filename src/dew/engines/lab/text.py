@@ -112,7 +112,7 @@ class TextTask:
         tokenizer = self.base.tokenizer
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is None or tokenizer.clean_up_tokenization_spaces:
-            return list(tokenizer.batch_decode(ids, skip_special_tokens=True))
+            return [tokenizer.decode(row, skip_special_tokens=True) for row in ids]
         return list(fast.decode_batch(ids, skip_special_tokens=True))  # the same, on all cores
 
     def _scored(self, texts: Sequence[str], rows: Sequence[Row]) -> list[float]:
