@@ -251,8 +251,8 @@ def sizes() -> str:
 
 def starts(by_start: Sequence[Runs]) -> str:
     """Step 10: rules minus DAPO over several warm starts. Holm's correction is over tasks and rules."""
-    lines = ["| score | task | rule | over starts | p | all pairs | starts differ, p | minus placebo, over starts |"]
-    lines.append("|---" * 8 + "|")
+    head = ("score", "task", "rule", "starts", "over starts", "p", "all pairs", "starts differ, p", "minus placebo")
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for score in ("area", "pass@1"):
         rows = {
             (task, rule): compared(by_start, task, rule, "dapo", score) for task in TASKS for rule in ("gtpo", "dew")
@@ -263,13 +263,15 @@ def starts(by_start: Sequence[Runs]) -> str:
             placebo = compared(by_start, task, rule, f"{rule}(placebo=True)", score)
             over, than_placebo = (signed(t_test([fmean(x) for x in of])[0]) for of in (pairs, placebo))
             every = signed(t_test([d for x in pairs for d in x])[0])
-            lines.append(f"| {score} | {task} | {rule} | {over} | {p:.3f} | {every} | {apart:.3f} | {than_placebo} |")
+            cells = (over, f"{p:.3f}", every, f"{apart:.3f}", than_placebo)
+            lines.append(f"| {score} | {task} | {rule} | {len(pairs)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def compared(by_start: Sequence[Runs], task: str, arm: str, than: str, score: str) -> list[tuple[float, ...]]:
-    """Of each start, the differences between two arms by seed."""
-    return [difference(arm_of(runs, task, arm), arm_of(runs, task, than), score).by_pair for runs in by_start]
+    """Of each start with runs of the task, the differences between two arms by seed."""
+    of = [runs for runs in by_start if task in tasks_of(runs)]
+    return [difference(arm_of(runs, task, arm), arm_of(runs, task, than), score).by_pair for runs in of]
 
 
 def first_sizes() -> None:
