@@ -42,8 +42,10 @@ def test_differences_over_several_warm_starts():
     by_start = [[run(*of, start, seed) for of in each for seed in range(8)] for start in range(4)]
     rows = [line.split(" | ") for line in study_tables.starts(by_start).splitlines()[2:]]
     assert len(rows) == 2 * 4 * 2 and {row[2] for row in rows} == {"gtpo", "dew"}
-    _, task, rule, over, p, every, apart, placebo = rows[0]
-    assert (task, rule, over, apart) == ("countdown-4", "gtpo", "+0.020 [+0.007, +0.033]", "0.000")
+    _, task, rule, n, over, p, every, apart, placebo = rows[0]
+    assert (task, rule, n, over, apart) == ("countdown-4", "gtpo", "4", "+0.020 [+0.007, +0.033]", "0.000")
     assert float(p) == pytest.approx(8 * 0.0163, abs=0.001)  # Holm's, the smallest of eight: t = 4.90, p = 0.0163
     assert placebo == "+0.010 [-0.003, +0.023] |" and every.startswith("+0.020 [+0.017")
-    assert rows[1][3].startswith("+0.000") and rows[1][4] == "1.000"
+    assert rows[1][4].startswith("+0.000") and rows[1][5] == "1.000"
+    by_start[3] = [r for r in by_start[3] if r.task != "addition-8"]
+    assert [line.split(" | ")[3] for line in study_tables.starts(by_start).splitlines()[2:10]] == [*"44444433"]
