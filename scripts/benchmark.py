@@ -42,8 +42,9 @@ OWN = Path(__file__).resolve().with_name("random_rewards.py")
 FINALISTS = (b.BASELINE, "grpo", "dew", "gtpo", "grpo_s")
 """With the best OTHERS of stage 2."""
 OTHERS = 3
-CONTROLLED = ("dew", "gtpo")
-"""Rules whose control and placebo are trained in stage 2; in stage 3, those of all finalists are."""
+CONTROLLED = {"A": ("dew", "gtpo")}
+"""By task, the rules whose control and placebo are trained in stage 3 in any case. The placebo of another rule follows if
+the rule is better than DAPO."""
 RANDOM = "random_rewards"
 FIRST_RATES = SCREEN_RATES = (4e-5, 8e-5)
 THIRD = {4e-5: 2e-5, 8e-5: 1.6e-4}
@@ -92,9 +93,11 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
         return every + [(x, rate) for arm in best if (x := b.companions(arm)[1]) for rate in SCREEN_RATES]
     rates = chosen_rates(runs) | (screened(runs) if stage == "stage3" else {})
     arms = list(rates) if stage == "stage2" else finalists(runs)
-    weighted = [arm for arm in arms if stage == "stage3" or arm in CONTROLLED]
     found = {arm: rates[arm] for arm in arms}
-    found |= {other: rates[arm] for arm in weighted for other in b.companions(arm) if other}
+    if stage == "stage3":
+        added = {x: arm for arm in CONTROLLED.get(task, ()) for x in b.companions(arm)}
+        added |= {b.companions(arm)[1]: arm for arm in better(task, runs)}
+        found |= {other: rates[arm] for other, arm in added.items() if other}
     return list((found | ({RANDOM: rates[b.BASELINE]} if task in b.STAGES[stage].random else {})).items())
 
 
@@ -170,6 +173,12 @@ def finalists(runs: Runs) -> list[str]:
             ranks.setdefault(arm, []).append(place)
     others = sorted((arm for arm in ranks if arm not in FINALISTS), key=lambda arm: fmean(ranks[arm]))
     return [*(arm for arm in FINALISTS if arm in ranks), *others[:OTHERS], *screened(runs)]
+
+
+def better(task: str, runs: Runs) -> list[str]:
+    """The rules that are better than DAPO in stage 3, after Holm's correction."""
+    found = {row.arm: row.than_baseline[b.SCORES[0]] for row in b.stage_rows("stage3", task, runs) if row.verdict}
+    return [arm for arm, d in found.items() if d.value > 0 and d.holm < SIGNIFICANT]
 
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -82,8 +82,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     rates = {arm: 4e-5 for arm in ARMS if arm != "gspo"} | {"dew": 1.6e-4}
     assert script.chosen_rates(runs) == rates
     points = dict(script.points("stage2", "A", runs))
-    assert points.keys() - rates.keys() == {*b.companions("dew"), *b.companions("gtpo"), script.RANDOM}
-    assert points["dew(placebo=True)"] == 1.6e-4 and points[script.RANDOM] == 4e-5
+    assert points == rates | {script.RANDOM: 4e-5}
     parsed = parse_arms(script.texts(points.items()), [], controls=False)
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
@@ -97,6 +96,12 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert script.screened(runs) == {"fipo": 8e-5, RELATIVE: pytest.approx(6e-5, abs=2.1e-5)}
     others = ["maxrl", "kl_cov", "sapo", "fipo", RELATIVE]
     assert script.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", *others]
+    points = dict(script.points("stage3", "A", runs))
+    assert points.keys() - set(script.finalists(runs)) == {*b.companions("dew"), *b.companions("gtpo")}
+    assert points["dew(placebo=True)"] == 1.6e-4 and points["fipo"] == 8e-5
+    runs = plant(tmp_path, "stage3", "A", gain)
+    assert {arm for arm, _, _ in script.missing("stage3", "A", runs)} == {placebo}  # it is better than DAPO
+    assert next(row for row in b.stage_rows("stage3", "A", runs) if row.arm == RELATIVE).verdict == "open"
     runs = plant(tmp_path, "stage3", "A", gain)
     rows = {row.arm: row for row in b.stage_rows("stage3", "A", runs)}
     words = {arm: row.verdict for arm, row in rows.items() if row.verdict}

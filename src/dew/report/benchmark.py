@@ -83,8 +83,8 @@ STAGES = {
     "replication": Stage(300, {"A": 20}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage1": Stage(0, {"A-train": 4}, {"eval_problems": 192}),
     "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
-    "stage2": Stage(100, {"A": 8, "B": 8, "C": 8}, {"eval_problems": 192}, random="AC"),
-    "stage3": Stage(200, {"A": 24, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="D"),
+    "stage2": Stage(100, {"A": 8}, {"eval_problems": 192}, random="A"),
+    "stage3": Stage(200, {"A": 16, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="CD"),
 }
 """In order. `start` measures the accuracy before training, with three evaluations at a negligible learning rate."""
 
@@ -213,7 +213,7 @@ def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
     found = runs.get(f"{stage}-{task}", ())
     rules = [arm for arm in by_arm(found) if arm in (*ARMS, *CANDIDATES)]
     placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in rules}
-    seeds = min((len(of) for of in by_arm(found).values()), default=0)
+    seeds = min((len(of) for arm, of in by_arm(found).items() if arm in rules), default=0)
     return compare(found, placebos, final=stage == "stage3", alpha=alpha_of(stage, task, seeds))
 
 
