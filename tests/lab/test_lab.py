@@ -612,6 +612,24 @@ def test_checkpoints_take_a_small_share_of_the_time(seconds, saved, easy, tmp_pa
     assert found == saved
 
 
+@pytest.mark.parametrize("fits", [2, 0])
+def test_a_stack_that_does_not_fit_in_memory_is_halved(fits, easy, tmp_path, monkeypatch):
+    def generation(self, number):
+        if len(self.replicas) > fits:
+            raise torch.OutOfMemoryError
+        train(self, number)
+
+    train, said = Stack.generation, []
+    monkeypatch.setattr(Stack, "generation", generation)
+    how = {"output": tmp_path / "x", "seeds": 3, "say": said.append, **easy}
+    if not fits:
+        with pytest.raises(ConfigError, match="GB are free"):
+            study(["dapo"], **how)
+    else:
+        assert len(study(["dapo"], **how)) == 3
+        assert [line for line in said if "Not enough memory for 3 runs at a time; continuing with 2" in line]
+
+
 def test_a_quick_study_says_that_two_seeds_are_too_few_only_if_there_are_two(dew):
     said = [dew("lab", "unknown", "--quick", *flags)[1] for flags in ([], ["--seeds", 8], ["--benchmark"])]
     assert "Two seeds" in said[0] and "Use --seeds 8" in said[0] and not said[1]

@@ -225,11 +225,12 @@ class _Training:
                 del stack
                 todo = [x for x in todo if x not in replicas]
             except torch.OutOfMemoryError:
-                if len(replicas) == 1:
-                    remedy = "Lower prompts, group_size, width or pass_tokens, or raise optimizer_steps, by --settings."
-                    raise ConfigError(Problem("A single run does not fit in memory.", remedy=remedy)) from None
-                size = math.ceil(len(replicas) / 2)
                 torch.cuda.empty_cache()
+                if len(replicas) == 1:
+                    what = f"A single run does not fit in memory; {_free(self.device) / 1e9:.1f} GB are free."
+                    remedy = "Stop other programs on the GPU, or lower prompts, group_size or pass_tokens (--settings)."
+                    raise ConfigError(Problem(what, remedy=remedy)) from None
+                size = math.ceil(len(replicas) / 2)
                 (self.folder / CHECKPOINT).unlink(missing_ok=True)
                 self.say(f"Not enough memory for {len(replicas)} runs at a time; continuing with {size}.")
 
