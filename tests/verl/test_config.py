@@ -8,6 +8,7 @@ from dew.algorithms import GRPO, GTPO, algorithm_classes, list_algorithms
 from dew.engines.verl.config import (
     MODES,
     SET_BY_VERL,
+    changed_by_verl,
     check,
     dew_estimators,
     read_algorithm,
@@ -79,6 +80,12 @@ def test_what_verl_controls_is_read_from_verl():
     assert (algorithm.kl_coef, algorithm.dynamic_sampling) == (0.001, True)
 
 
+def test_settings_that_verls_defaults_change_are_named():
+    found = changed_by_verl(check(verl(algorithm__adv_estimator="gspo")))
+    assert [p.what.split(",")[0] for p in found] == [f"gspo trains with clip_{x}" for x in ("low=0.2", "high=0.28")]
+    assert found[0].remedy == "Set actor_rollout_ref.actor.clip_ratio_low." and not changed_by_verl(check(verl()))
+
+
 # ── refusals ────────────────────────────────────────────────────────────────────────────────────────────────
 FSDP, MODEL = f"{ACTOR}fsdp_config__", "actor_rollout_ref__model__"
 IN_BF16 = {f"{FSDP}entropy_from_logits_with_chunking": False}
@@ -109,6 +116,11 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
             for key in SET_BY_VERL
         ],
         ({"algorithm__adv_estimator": "gtp0"}, "gtp0 is not known"),
+        ({"algorithm__adv_estimator": "grop"}, "Did you mean 'grpo'?"),  # a name of verl's
+        ({"algorithm__adv_estimator": "grpo", LOSS: "kl_cvo"}, "kl_cvo is not known. Did you mean 'kl_cov'?"),
+        ({"algorithm__adv_estimator": "kl_cov"}, "set algorithm.adv_estimator=grpo and"),
+        ({"algorithm__adv_estimator": "optimal_token_baseline"}, "Train without dew: python -m verl.trainer.main_ppo"),
+        ({"actor_rollout_ref__rollout": {"n": 1}}, "rollout.n=1: answers to the same prompt are compared."),
         ({"algorithm__adv_estimator": "grpo", "algorithm__dew": {"alpha1": 1.0}}, "adv_estimator is grpo"),
         ({"algorithm__adv_estimator": "grpo", LOSS: "dew"}, "loss_mode=dew cannot be combined with"),
         ({LOSS: "gspo"}, "loss_mode=dew"),
@@ -118,13 +130,13 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
         (IN_BF16, "entropy_from_logits_with_chunking=True"),
         ({f"{MODEL}use_remove_padding": False}, "use_remove_padding=True"),  # verl then does not chunk
-        ({"algorithm__adv_estimator": "otb"}, "otb is not known"),
+        ({"algorithm__adv_estimator": "otb"}, "main_ppo trainer.use_v1=False algorithm.adv_estimator=opti"),
         ({"algorithm__dew": {"overlong": "group"}, **BUFFER}, "both penalize length"),
     ],
 )
 def test_refused(changes, message):
     with pytest.raises(DewError) as error:
-        check(verl(**changes), estimators=["grpo"])
+        check(verl(**changes), estimators=["grpo", "optimal_token_baseline"], losses=["vanilla", "kl_cov", "dew"])
     assert message in str(error.value)
 
 
@@ -157,8 +169,14 @@ def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}, "runs/a"]
+    "given",
+    [
+        {"records_every": 5},
+        {"folder": "a", "x": 5},
+        *[{"folder": "a", "records_groups": x} for x in (0, "4")],
+        "runs/a",
+    ],
 )
 def test_run_settings_that_cannot_work(given):
-    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0"):
+    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0|records_groups='4': expected int"):
         read_run_settings(verl(algorithm__dew_run=given))

@@ -224,7 +224,7 @@ def _train_on_verl(launch: "Launch", folder: Path) -> None:
     notes = "".join(f"Note: {note}.\n" for note in launch.notes)
     out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{notes}{where}")
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
-    status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
+    status, advice = "failed", f"If verl has saved a checkpoint, resume from it with: dew resume {folder}"
     try:
         with followed([child.view]):
             run_all([child], 1, advice=advice)

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from os import environ
 from pathlib import Path
@@ -25,6 +25,7 @@ from dew.engines.verl.config import (
     check,
     dew_estimators,
     import_modules,
+    only_on_trl,
     reduction,
     runs_on_verl,
     stock_estimator,
@@ -162,8 +163,8 @@ class Translation:
             if runs_on_verl(type(algorithm)) and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
-            other = "Choose another algorithm, or set verl's own estimator or loss of that name."
-            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else other)
+            problem = only_on_trl(name)
+            self.problems.append(replace(problem, remedy=own) if ":" in name else problem)
         except DewError as error:
             self.problems += error.problems
         return None
