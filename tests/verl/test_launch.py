@@ -181,6 +181,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"temperature": 0.0}, "Give a number > 0"),
         ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
+        ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "rloo"}}, "Write `algorithm: grpo` to use verl's"),
         ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": 5}, "not a whole number of groups of 5"),
@@ -299,6 +300,7 @@ def test_a_dry_run_prints_the_command_and_writes_nothing(dew, tmp_path):
 def test_verl_names_an_unknown_key():
     with pytest.raises(ConfigError, match=r"Could not override 'trainer\.nnode'.*needs a leading \+"):
         launch.check_with_verl(prepare(small(verl={"trainer.nnode": 2})))
+    assert launch.check_with_verl(prepare(small(verl={"+algorithm.dew.alpha2": 0.3}))).alpha2 == 0.3  # as trained
 
 
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed: make test-verl")
@@ -327,7 +329,7 @@ def test_preflight_checks_what_it_can_and_skips_the_rest(tmp_path):
     pytest.importorskip("transformers")
     found = checks(output_dir=str(tmp_path / "run"))
     assert {name for name, check in found.items() if check.status == "failed"} == set()
-    assert "64 training problems" in found["data"].says and "0 of 64 empty answers" in found["verifier"].says
+    assert "64 training problems" in found["data"].says and "accepts 0 of 64 empty" in found["verifier"].says
     assert found["answers"].status == "skipped" and not (tmp_path / "run").exists()
 
 

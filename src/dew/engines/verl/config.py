@@ -135,13 +135,14 @@ def read_run_settings(config: Any) -> RunSettings | None:
 
 
 def changed_by_verl(algorithm: Algorithm) -> list[Problem]:
-    """Find the algorithm's settings that verl's keys, often its defaults, change, such as GSPO's small clip range."""
+    """Find settings of the algorithm that a default of verl changes: 0.2 as GSPO's clip range, or no DAPO filter."""
     if algorithm.name not in dew_estimators():
         return []
-    own = {f.name: f.default for f in fields(algorithm) if f.name in ("clip_low", "clip_high", "dynamic_sampling")}
-    what = f"{algorithm.name} trains with {{}}={{}}, from verl's configuration; its own default is {{}}."
-    found = {name: getattr(algorithm, name) for name in own}
-    return [Problem(what.format(k, x, own[k]), remedy=SET_BY_VERL[k]) for k, x in found.items() if x != own[k]]
+    verls = {"clip_low": 0.2, "clip_high": 0.2, "dynamic_sampling": False}
+    own = {field.name: field.default for field in fields(algorithm)}
+    what = f"{algorithm.name} trains with {{}}={{}}, verl's default; its own default is {{}}."
+    changed = {k: x for k, x in verls.items() if getattr(algorithm, k) == x != own[k]}
+    return [Problem(what.format(k, x, own[k]), remedy=SET_BY_VERL[k]) for k, x in changed.items()]
 
 
 def check(config: Any, *, estimators: Collection[str] = (), losses: Collection[str] = ()) -> Algorithm:
