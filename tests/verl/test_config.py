@@ -49,8 +49,9 @@ ACTOR = "actor_rollout_ref__actor__"
 def test_settings_of_the_algorithm():
     config = verl(algorithm__dew={"alpha2": 0.2, "entropy_clip": [0.1, 2.0]})
     assert check(config) == GTPO(alpha2=0.2, entropy_clip=(0.1, 2.0), max_tokens=4096)
-    [problem] = changed_by_verl(check(verl(algorithm__adv_estimator="gspo")))  # 0.2 is verl's default, not GSPO's
-    assert problem.remedy == "Set actor_rollout_ref.actor.clip_ratio_low."
+    assert [p.remedy for p in changed_by_verl(check(verl(algorithm__adv_estimator="gspo")))] == [
+        SET_BY_VERL["clip_low"]
+    ]
 
 
 LOSS = "actor_rollout_ref__actor__policy_loss__loss_mode"
@@ -111,10 +112,8 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
             ({"algorithm__dew": {key: 1}}, f"algorithm.dew.{key}: in a verl run, verl controls this")
             for key in SET_BY_VERL
         ],
-        ({"algorithm__adv_estimator": "gtp0"}, "gtp0 is not known"),
         ({"algorithm__adv_estimator": "grop"}, "Did you mean 'grpo'?"),  # a name of verl's
         ({"algorithm__adv_estimator": "grpo", LOSS: "kl_cvo"}, "kl_cvo is not known. Did you mean 'kl_cov'?"),
-        ({"algorithm__adv_estimator": "kl_cov"}, "set algorithm.adv_estimator=grpo and"),
         ({"algorithm__adv_estimator": "optimal_token_baseline"}, "Train without dew: python -m verl.trainer.main_ppo"),
         ({"actor_rollout_ref__rollout": {"n": 1}}, "rollout.n=1: answers to the same prompt are compared."),
         ({"algorithm__adv_estimator": "grpo", "algorithm__dew": {"alpha1": 1.0}}, "adv_estimator is grpo"),
@@ -165,13 +164,7 @@ def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "given",
-    [
-        {"records_every": 5},
-        {"folder": "a", "x": 5},
-        *[{"folder": "a", "records_groups": x} for x in (0, "4")],
-        "runs/a",
-    ],
+    "given", [{"records_every": 5}, {"folder": "a", "x": 5}, *[{"folder": "a", "records_groups": n} for n in (0, "4")]]
 )
 def test_run_settings_that_cannot_work(given):
     with pytest.raises(ConfigError, match=r"dew_run|records_groups=0|records_groups='4': expected int"):

@@ -12,6 +12,7 @@ from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.errors import ConfigError, DewError, EngineError, Problem, unknown
+from dew.run.folder import RunFolder
 from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
@@ -132,6 +133,15 @@ def read_run_settings(config: Any) -> RunSettings | None:
     if wrong:
         raise ConfigError(wrong)
     return settings
+
+
+def check_folder(config: Any, folder: str) -> None:
+    """Raise an error if the folder holds a run that verl will not resume: the metrics of both would be mixed."""
+    mode, saved = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
+    resumes = mode == "resume_path" or (mode == "auto" and (saved / "latest_checkpointed_iteration.txt").is_file())
+    if RunFolder(folder).used() and not resumes:
+        what = f"algorithm.dew_run.folder={folder} holds an earlier run, which verl would not resume."
+        raise ConfigError(Problem(what, remedy="Choose another folder, or delete this one."))
 
 
 def changed_by_verl(algorithm: Algorithm) -> list[Problem]:

@@ -30,7 +30,15 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from dew.engines.verl import plugin
-from dew.engines.verl.config import EXTERNAL, changed_by_verl, check, import_modules, plain, read_run_settings
+from dew.engines.verl.config import (
+    EXTERNAL,
+    changed_by_verl,
+    check,
+    check_folder,
+    import_modules,
+    plain,
+    read_run_settings,
+)
 
 
 class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -49,7 +57,8 @@ def prepare(config: Any) -> None:
     algorithm = check(config, estimators=ADV_ESTIMATOR_REGISTRY, losses=POLICY_LOSS_REGISTRY)
     for problem in changed_by_verl(algorithm):
         logging.getLogger("dew").warning("%s", problem)
-    run = read_run_settings(config)
+    if (run := read_run_settings(config)) is not None:
+        check_folder(config, run.folder)
     modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != plugin.__name__]
     variable = f"ray_kwargs.ray_init.runtime_env.env_vars.{EXTERNAL}"
     with open_dict(config):
