@@ -177,7 +177,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
     ("change", "message"),
     [
         ({"algorithm": "trl"}, "trl works only on TRL. Choose another"),
-        ({"algorithm": "kl_cov"}, "kl_cov works only on TRL. For verl's own version, set"),
+        ({"algorithm": "kl_cov"}, "kl_cov works only on TRL. For verl's own version, train grpo"),
         ({"temperature": 0.0}, "Give a number > 0"),
         ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
@@ -523,6 +523,9 @@ def test_without_a_merged_model_the_command_that_merges_it_is_shown(fake_run, de
     for words in (["export", folder.path, folder.path.parent / "to"], ["eval", folder.path, "--task", "countdown"]):
         code, _, errors = dew(*words)
         assert code == 1 and "verl.model_merger" in errors and "global_step_1/actor" in errors
+        if (saved := folder.path / "checkpoints").is_dir():  # for `dew eval`: outside the run folder, as verl's default
+            elsewhere = saved.rename(folder.path.parent / "elsewhere")
+            (folder.path / "config.yaml").write_text(f"trainer: {{default_local_dir: {elsewhere}}}")
 
 
 def test_a_run_started_with_verl_itself_says_how_to_resume(dew, tmp_path):

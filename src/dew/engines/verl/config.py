@@ -39,7 +39,7 @@ NO_SUM_SQ = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """verl's estimators that need Σπ², which only its old trainer computes."""
 VERLS_OWN = {
     "otb": f"For verl's own version, without dew: {OLD_TRAINER} algorithm.adv_estimator={NO_SUM_SQ[0]}.",
-    "kl_cov": f"For verl's own version, set algorithm.adv_estimator=grpo and {LOSS_MODE}=kl_cov.",
+    "kl_cov": f"For verl's own version, train grpo with {LOSS_MODE}=kl_cov.",
 }
 """How to train with verl's own version of an algorithm that dew cannot run on verl."""
 
