@@ -86,6 +86,9 @@ def test_a_folder_may_be_a_number_but_not_missing(tmp_path):
         with pytest.raises(ConfigError, match=r"is not a name\. Write --") as error:
             load_run(tmp_path / "my.yaml", words)
         assert error.value.source == "command line"
+    (tmp_path / "my.yaml").write_text("algorithm: {adv_estimator: grpo}\nactor_rollout_ref: {rollout: {n: 4}}\n")
+    with pytest.raises(ConfigError, match="is a configuration of verl itself"):
+        load_run(tmp_path / "my.yaml", [])
 
 
 def test_reward_functions_beside_the_file_are_found_from_anywhere(tmp_path, monkeypatch):

@@ -48,6 +48,7 @@ def test_another_release_is_one_clear_error(monkeypatch, package, found):
 def test_versions(monkeypatch, there, status, says):
     monkeypatch.setattr(machine, "installed", there.get)
     found = machine.check_versions()
+    assert any(x["supported"] == ">=5.17" for x in machine.versions()) == (not there.get("verl"))  # TRL's range
     assert found.status == status and says in found.says
     assert bool(found.remedy) == (status != "ok")
 

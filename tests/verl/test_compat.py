@@ -116,7 +116,7 @@ def test_defaults():
 def test_settings_travel_through_hydra():
     config = composed(
         "algorithm.adv_estimator=grpo_s", "trainer.v1.trainer_mode=dew_sync", "+algorithm.dew.beta2=0.2",
-        "+algorithm.dew.entropy_clip=[0.1,2.0]", "actor_rollout_ref.actor.policy_loss.loss_mode=dew",
+        "+algorithm.dew.entropy_clip=[0.1,2.0]", "actor_rollout_ref.rollout.n=2",
     )  # fmt: skip
     algorithm = check(config)
     assert (algorithm.beta2, algorithm.entropy_clip) == (0.2, (0.1, 2.0))

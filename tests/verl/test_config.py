@@ -8,6 +8,7 @@ from dew.algorithms import GRPO, GTPO, algorithm_classes, list_algorithms
 from dew.engines.verl.config import (
     MODES,
     SET_BY_VERL,
+    changed_by_verl,
     check,
     dew_estimators,
     read_algorithm,
@@ -48,6 +49,9 @@ ACTOR = "actor_rollout_ref__actor__"
 def test_settings_of_the_algorithm():
     config = verl(algorithm__dew={"alpha2": 0.2, "entropy_clip": [0.1, 2.0]})
     assert check(config) == GTPO(alpha2=0.2, entropy_clip=(0.1, 2.0), max_tokens=4096)
+    assert [p.remedy for p in changed_by_verl(check(verl(algorithm__adv_estimator="gspo")))] == [
+        SET_BY_VERL["clip_low"]
+    ]
 
 
 LOSS = "actor_rollout_ref__actor__policy_loss__loss_mode"
@@ -108,7 +112,10 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
             ({"algorithm__dew": {key: 1}}, f"algorithm.dew.{key}: in a verl run, verl controls this")
             for key in SET_BY_VERL
         ],
-        ({"algorithm__adv_estimator": "gtp0"}, "gtp0 is not known"),
+        ({"algorithm__adv_estimator": "grop"}, "Did you mean 'grpo'?"),  # a name of verl's
+        ({"algorithm__adv_estimator": "grpo", LOSS: "kl_cvo"}, "kl_cvo is not known. Did you mean 'kl_cov'?"),
+        ({"algorithm__adv_estimator": "optimal_token_baseline"}, "Train without dew: python -m verl.trainer.main_ppo"),
+        ({"actor_rollout_ref__rollout": {"n": 1}}, "rollout.n=1: answers to the same prompt are compared."),
         ({"algorithm__adv_estimator": "grpo", "algorithm__dew": {"alpha1": 1.0}}, "adv_estimator is grpo"),
         ({"algorithm__adv_estimator": "grpo", LOSS: "dew"}, "loss_mode=dew cannot be combined with"),
         ({LOSS: "gspo"}, "loss_mode=dew"),
@@ -118,13 +125,13 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
         (IN_BF16, "entropy_from_logits_with_chunking=True"),
         ({f"{MODEL}use_remove_padding": False}, "use_remove_padding=True"),  # verl then does not chunk
-        ({"algorithm__adv_estimator": "otb"}, "otb is not known"),
+        ({"algorithm__adv_estimator": "otb"}, "main_ppo trainer.use_v1=False algorithm.adv_estimator=opti"),
         ({"algorithm__dew": {"overlong": "group"}, **BUFFER}, "both penalize length"),
     ],
 )
 def test_refused(changes, message):
     with pytest.raises(DewError) as error:
-        check(verl(**changes), estimators=["grpo"])
+        check(verl(**changes), estimators=["grpo", "optimal_token_baseline"], losses=["vanilla", "kl_cov", "dew"])
     assert message in str(error.value)
 
 
@@ -157,8 +164,8 @@ def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkey
 
 
 @pytest.mark.parametrize(
-    "given", [{"records_every": 5}, {"folder": "a", "every": 5}, {"folder": "a", "records_groups": 0}, "runs/a"]
+    "given", [{"records_every": 5}, {"folder": "a", "x": 5}, *[{"folder": "a", "records_groups": n} for n in (0, "4")]]
 )
 def test_run_settings_that_cannot_work(given):
-    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0"):
+    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0|records_groups='4': expected int"):
         read_run_settings(verl(algorithm__dew_run=given))

@@ -20,6 +20,7 @@ from dew.engines.verl import trainer
 from dew.engines.verl.main import EXTERNAL, main, prepare, start
 from dew.engines.verl.trainer import CreditMixin
 from dew.errors import ConfigError, EngineError
+from dew.run.folder import RunFolder
 from verl_worker import proto
 
 H = [[1.0, 2.0], [2.0, 1.0, 3.0], [1.0, 4.0], [1.0]]
@@ -40,8 +41,8 @@ def default_config():
 def config(*overrides):
     found = deepcopy(default_config())
     OmegaConf.set_struct(found, False)
-    exact = "actor_rollout_ref.actor.entropy_from_logits_with_chunking=True"
-    ours = ["algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", exact]
+    exact = ["actor_rollout_ref.actor.entropy_from_logits_with_chunking=True", "actor_rollout_ref.rollout.n=2"]
+    ours = ["algorithm.adv_estimator=gtpo", "trainer.v1.trainer_mode=dew_sync", *exact]
     found.merge_with_dotlist([*ours, *overrides])
     return found
 
@@ -163,6 +164,9 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
     assert ours.algorithm.dew_run.folder == str(tmp_path / "runs/a")
     prepare(ours)  # twice changes nothing
     assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
+    RunFolder("runs/a").append_metrics({"step": 1})
+    with pytest.raises(ConfigError, match="holds an earlier run, which verl would not resume"):
+        prepare(ours)
 
 
 def test_main_refuses_before_ray_starts(monkeypatch):

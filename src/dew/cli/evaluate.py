@@ -18,7 +18,7 @@ from dew.errors import ConfigError, Problem, not_loaded, unknown
 from dew.files import stay_inside, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
-from dew.run.config import Run, find_model, make_run, read_run
+from dew.run.config import Run, find_model, flat, make_run, read_run, read_yaml
 from dew.run.folder import RunFolder, make_folder
 from dew.run.models import check_model
 from dew.tasks.rows import first_columns
@@ -305,9 +305,13 @@ def load_weights(folder: Path) -> Any:
 
 
 def no_model(folder: Path) -> Problem:
-    if (folder / "checkpoints").is_dir() and RunFolder(folder).run().get("engine") == "verl":
-        remedy = f"Merge its checkpoint first: {merge_command(folder / 'checkpoints', folder)}"
-        return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
+    if RunFolder(folder).run().get("engine") == "verl":
+        saved, config = folder / "checkpoints", folder / "config.yaml"
+        if not saved.is_dir() and config.is_file():  # started with verl's command: verl's own folder
+            saved = Path(str(flat(read_yaml(config)).get("trainer.default_local_dir")))
+        if saved.is_dir():
+            remedy = f"Merge its checkpoint first: {merge_command(saved, folder)}"
+            return Problem(f"{folder}: verl saved its model in parts.", remedy=remedy)
     remedy = "Give the folder of a run with a model. `dew resume` finishes a run; in Python: trainer.save_model()."
     lacks = "holds no final model and no checkpoint" if folder.is_dir() else "does not exist"
     return Problem(f"{folder} {lacks}.", remedy=remedy)

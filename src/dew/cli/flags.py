@@ -44,6 +44,11 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
         advice = f"Give a YAML file or a recipe. To resume: dew resume {config}; to compare runs: dew report RUN RUN"
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else recipe_file(str(config), "config file or recipe"))
+    if "actor_rollout_ref" in run.settings:
+        remedy = (
+            "Start it with `python -m dew.engines.verl.main --config-path FOLDER --config-name NAME` (docs/verl.md)."
+        )
+        raise ConfigError(Problem(f"{run.source} is a configuration of verl itself.", remedy=remedy))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
     make_run(keys, source="command line")  # the file alone had no error

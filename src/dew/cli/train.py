@@ -18,6 +18,7 @@ from dew.run.folder import RunFolder, claim, is_main_process, lock
 from dew.run.permission import check_permission
 
 if TYPE_CHECKING:
+    from dew.algorithms import Algorithm
     from dew.engines.trl.launch import Parsed
     from dew.engines.verl.launch import Launch
 
@@ -204,10 +205,10 @@ def _require_verl() -> None:
         raise EngineError(problem)
 
 
-def _print_command(launch: "Launch", checked: bool) -> None:
+def _print_command(launch: "Launch", checked: "Algorithm | None") -> None:
     from dew.engines.verl.launch import command, shell_text
 
-    lines = [f"{launch.algorithm}", f"{launch.batches}."]
+    lines = [f"{checked or launch.algorithm}", f"{launch.batches}."]
     lines += [f"Note: {note}." for note in launch.notes]
     if not checked:
         lines.append("verl is not installed here: its own keys are checked when the command runs.")
@@ -224,7 +225,7 @@ def _train_on_verl(launch: "Launch", folder: Path) -> None:
     notes = "".join(f"Note: {note}.\n" for note in launch.notes)
     out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{notes}{where}")
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
-    status, advice = "failed", f"Resume from verl's last checkpoint with: dew resume {folder}"
+    status, advice = "failed", f"If verl has saved a checkpoint, resume from it with: dew resume {folder}"
     try:
         with followed([child.view]):
             run_all([child], 1, advice=advice)

@@ -78,10 +78,10 @@ def doctor() -> list[Check]:
 
 
 def versions() -> list[dict[str, str | None]]:
-    return [
-        {"package": name, "installed": installed(name), "supported": SUPPORTED[name][0] if name in SUPPORTED else None}
-        for name in PACKAGES
-    ]
+    ranges = {name: releases for name, (releases, _) in SUPPORTED.items()}
+    if installed("verl"):  # verl chooses its own transformers; the range in the table is TRL's
+        del ranges["transformers"]
+    return [{"package": name, "installed": installed(name), "supported": ranges.get(name)} for name in PACKAGES]
 
 
 def check_versions(engine: str | None = None) -> Check:

@@ -62,6 +62,7 @@ def check_verifier(launch: Launch, data: Data) -> Check:
     good, empty = (
         sum(x.correct for x in verifier.verdicts(texts, rows[: len(texts)])) for texts in (boxed, [""] * len(rows))
     )
-    says = f"{verifier.name} accepts {good} of {len(boxed)} gold answers and {empty} of {len(rows)} empty answers."
+    gold = f"{good} of {len(boxed)} gold answers and " if boxed else ""
+    says = f"{verifier.name} accepts {gold}{empty} of {len(rows)} empty answers."
     remedy = EMPTY_REMEDY if empty else "Correct or remove those rows."
     return graded("verifier", says, remedy, warn=good < len(boxed), fail=empty > 0)

@@ -5,14 +5,15 @@ run's folder. Clipping, KL, group filtering and lengths are verl's keys. With ve
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.errors import ConfigError, DewError, EngineError, Problem, unknown
-from dew.run.settings import ACTOR, MODEL, SETTINGS
+from dew.run.folder import RunFolder
+from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
 
@@ -33,6 +34,14 @@ SET_BY_VERL = {
     "max_tokens": "Set data.max_response_length.",
 }
 """Algorithm settings for which verl has keys of its own."""
+OLD_TRAINER = "python -m verl.trainer.main_ppo trainer.use_v1=False"
+NO_SUM_SQ = ("optimal_token_baseline", "tir_optimal_token_baseline")
+"""verl's estimators that need Σπ², which only its old trainer computes."""
+VERLS_OWN = {
+    "otb": f"For verl's own version, without dew: {OLD_TRAINER} algorithm.adv_estimator={NO_SUM_SQ[0]}.",
+    "kl_cov": f"For verl's own version, train grpo with {LOSS_MODE}=kl_cov.",
+}
+"""How to train with verl's own version of an algorithm that dew cannot run on verl."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +90,10 @@ def runs_on_verl(cls: type[Algorithm]) -> bool:
     return not (cls.engine_loss or cls.needs_sum_sq or cls.penalises)
 
 
+def only_on_trl(name: str) -> Problem:
+    return Problem(f"{name} works only on TRL.", remedy=VERLS_OWN.get(name, "Choose another algorithm."))
+
+
 def dew_estimators() -> list[str]:
     """Return the names of registered algorithms whose advantages dew computes inside verl."""
     return [name for name, cls in algorithm_classes().items() if runs_on_verl(cls) and stock_estimator(cls) is None]
@@ -112,16 +125,38 @@ def read_run_settings(config: Any) -> RunSettings | None:
     try:
         settings = RunSettings(**{**given, "folder": str(Path(given["folder"]).expanduser().absolute())})
     except (KeyError, TypeError):  # no folder, or an unknown name
-        remedy = "Its settings are folder, records_every, records_groups and records_keep."
+        remedy = "Its settings are folder (required), records_every, records_groups and records_keep."
         raise ConfigError(Problem(f"algorithm.dew_run={given}.", remedy=remedy)) from None
     numbers = {name: value for name, value in vars(settings).items() if name != "folder"}
-    if wrong := list(filter(None, (SETTINGS[name].problem(name, value) for name, value in numbers.items()))):
+    wrong = [Problem(f"{name}={value!r}: expected int.") for name, value in numbers.items() if type(value) is not int]
+    wrong += filter(None, (SETTINGS[name].problem(name, value) for name, value in numbers.items()))
+    if wrong:
         raise ConfigError(wrong)
     return settings
 
 
-def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
-    """Return the algorithm, or raise one error with every problem. `estimators`: the names that verl knows."""
+def check_folder(config: Any, folder: str) -> None:
+    """Raise an error if the folder holds a run that verl will not resume: the metrics of both would be mixed."""
+    mode, saved = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
+    resumes = mode == "resume_path" or (mode == "auto" and (saved / "latest_checkpointed_iteration.txt").is_file())
+    if RunFolder(folder).used() and not resumes:
+        what = f"algorithm.dew_run.folder={folder} holds an earlier run, which verl would not resume."
+        raise ConfigError(Problem(what, remedy="Choose another folder, or delete this one."))
+
+
+def changed_by_verl(algorithm: Algorithm) -> list[Problem]:
+    """Find settings of the algorithm that a default of verl changes: 0.2 as GSPO's clip range, or no DAPO filter."""
+    if algorithm.name not in dew_estimators():
+        return []
+    verls = {"clip_low": 0.2, "clip_high": 0.2, "dynamic_sampling": False}
+    own = {field.name: field.default for field in fields(algorithm)}
+    what = f"{algorithm.name} trains with {{}}={{}}, verl's default; its own default is {{}}."
+    changed = {k: x for k, x in verls.items() if getattr(algorithm, k) == x != own[k]}
+    return [Problem(what.format(k, x, own[k]), remedy=SET_BY_VERL[k]) for k, x in changed.items()]
+
+
+def check(config: Any, *, estimators: Collection[str] = (), losses: Collection[str] = ()) -> Algorithm:
+    """Return the algorithm, or raise one error with every problem. `estimators`, `losses`: names that verl knows."""
     name, algorithm = str(read(config, "algorithm.adv_estimator")), None
     credits = name in dew_estimators()
     problems = _mode_problems(config)
@@ -129,7 +164,7 @@ def check(config: Any, *, estimators: Collection[str] = ()) -> Algorithm:
         problems += _scoring_problems(config, algorithm_classes()[name])
     try:
         algorithm = read_algorithm(config)
-        problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators)
+        problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators, losses)
         read_run_settings(config)
     except DewError as error:
         problems += error.problems
@@ -156,6 +191,8 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     for key, allowed in ours.items():
         if (mode := str(read(config, key, allowed[0]))) not in allowed:
             found.append(Problem(f"{key}={mode}: {name} has its own loss.", remedy=f"Set {key}={allowed[1]}."))
+    if read(config, f"{ROLLOUT}.n") == 1:  # the default of verl
+        found.append(Problem(f"{ROLLOUT}.n=1: answers to the same prompt are compared.", remedy="Use at least 2."))
     key, metric = "algorithm.filter_groups.metric", read(config, "algorithm.filter_groups.metric")
     if algorithm.dynamic_sampling and metric != "acc":
         what = f"{key}={metric} would keep groups whose answers differ only in a penalty."
@@ -195,13 +232,20 @@ def _scoring_problems(config: Any, algorithm: type[Algorithm]) -> list[Problem]:
     return found
 
 
-def _stock_problems(config: Any, name: str, estimators: Collection[str]) -> list[Problem]:
+def _stock_problems(config: Any, name: str, estimators: Collection[str], losses: Collection[str]) -> list[Problem]:
     """Find problems of one of verl's own estimators in dew's trainer modes, where dew only records the run."""
-    found, ours = [], dew_estimators()
-    if estimators and name not in estimators:
-        found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, ours))
+    found = []
+    if name in algorithm_classes() and not runs_on_verl(algorithm_classes()[name]):
+        found.append(only_on_trl(name))
+    elif estimators and name not in estimators:
+        found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, [*estimators]))
+    if name in NO_SUM_SQ:
+        what = f"algorithm.adv_estimator={name} needs Σπ², which the trainer that dew extends does not compute."
+        found.append(Problem(what, remedy=f"Train without dew: {OLD_TRAINER}."))
     if read(config, "algorithm.dew"):
         found.append(Problem(f"algorithm.dew.* are settings of dew's estimators; algorithm.adv_estimator is {name}."))
+    if losses and (mode := str(read(config, LOSS_MODE))) not in losses:
+        found.append(unknown(f"{LOSS_MODE}={mode} is not known.", mode, losses))
     if read(config, LOSS_MODE) == DEW_LOSS:
         found.append(Problem(f"{LOSS_MODE}={DEW_LOSS} cannot be combined with verl's own estimator {name}."))
     return found

@@ -10,7 +10,7 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from os import environ
 from pathlib import Path
@@ -25,6 +25,7 @@ from dew.engines.verl.config import (
     check,
     dew_estimators,
     import_modules,
+    only_on_trl,
     reduction,
     runs_on_verl,
     stock_estimator,
@@ -162,8 +163,8 @@ class Translation:
             if runs_on_verl(type(algorithm)) and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
-            other = "Choose another algorithm, or set verl's own estimator or loss of that name."
-            self.problem(f"algorithm: {name} works only on TRL.", own if ":" in name else other)
+            problem = only_on_trl(name)
+            self.problems.append(replace(problem, remedy=own) if ":" in name else problem)
         except DewError as error:
             self.problems += error.problems
         return None
@@ -255,9 +256,10 @@ class Translation:
     def objective(self, algorithm: Algorithm) -> Overrides:
         """Return estimator, loss and filter: dew's, or verl's own if the class declares that they are equivalent."""
         stock, own = stock_estimator(type(algorithm)), self.own.get("algorithm.adv_estimator", algorithm.name)
-        if own != algorithm.name and own in dew_estimators():
+        if own != algorithm.name and (stock is None or own in dew_estimators()):
             what = f"algorithm.adv_estimator={own}, but the algorithm is {algorithm.name}."
-            self.problem(what, f"Write `algorithm: {own}` instead.")
+            ours = f"Write `algorithm: {own}` instead."
+            self.problem(what, ours if own in dew_estimators() else "Write `algorithm: grpo` to use verl's estimators.")
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
             f"{ACTOR}.policy_loss.loss_mode": "vanilla" if stock else DEW_LOSS,
@@ -320,11 +322,12 @@ def shell_text(words: list[str]) -> str:
     return " \\\n  ".join([shlex.join(head), *map(shlex.quote, rest)])
 
 
-def check_with_verl(launch: Launch) -> bool:
-    """Check verl's configuration with the overrides, as a run does at its start; False if verl is not installed."""
+def check_with_verl(launch: Launch) -> Algorithm | None:
+    """Check verl's configuration with the overrides, as a run does at its start, and return the algorithm with the
+    settings in verl's keys; None if verl is not installed."""
     spec = find_spec("verl")
     if spec is None or spec.origin is None:
-        return False
+        return None
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
@@ -334,6 +337,7 @@ def check_with_verl(launch: Launch) -> bool:
             config = compose("ppo_trainer", overrides=hydra_words(launch))
         except HydraException as error:
             what = f"verl rejects the configuration: {' '.join(str(error).split())}"
-            raise ConfigError(Problem(what, remedy="A key that verl does not have needs a leading +.")) from None
-    check(config)
-    return True
+            advice = "Check its spelling; a key that verl does not have needs a leading +."
+            raise ConfigError(Problem(what, remedy=advice)) from None
+    algorithm = check(config)
+    return algorithm if algorithm.name in dew_estimators() else launch.algorithm

@@ -5,6 +5,7 @@ A configuration that cannot work is reported before Ray starts. To train your ow
 `VERL_USE_EXTERNAL_MODULES` or `actor_rollout_ref.model.external_lib`.
 """
 
+import logging
 import os
 import sys
 from typing import Any
@@ -23,13 +24,21 @@ import hydra
 import ray
 from omegaconf import OmegaConf, open_dict
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
-from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY, POLICY_LOSS_REGISTRY
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 
 from dew.engines.verl import plugin
-from dew.engines.verl.config import EXTERNAL, check, import_modules, plain, read_run_settings
+from dew.engines.verl.config import (
+    EXTERNAL,
+    changed_by_verl,
+    check,
+    check_folder,
+    import_modules,
+    plain,
+    read_run_settings,
+)
 
 
 class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -45,8 +54,11 @@ class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc
 def prepare(config: Any) -> None:
     import_modules(plain(config.actor_rollout_ref.model.external_lib))
     plugin.register()
-    check(config, estimators=ADV_ESTIMATOR_REGISTRY)
-    run = read_run_settings(config)
+    algorithm = check(config, estimators=ADV_ESTIMATOR_REGISTRY, losses=POLICY_LOSS_REGISTRY)
+    for problem in changed_by_verl(algorithm):
+        logging.getLogger("dew").warning("%s", problem)
+    if (run := read_run_settings(config)) is not None:
+        check_folder(config, run.folder)
     modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != plugin.__name__]
     variable = f"ray_kwargs.ray_init.runtime_env.env_vars.{EXTERNAL}"
     with open_dict(config):
