@@ -43,8 +43,8 @@ FINALISTS = (b.BASELINE, "grpo", "dew", "gtpo", "grpo_s")
 """With the best OTHERS of stage 2."""
 OTHERS = 3
 CONTROLLED = {"A": ("dew", "gtpo")}
-"""By task, the rules whose control and placebo are trained in stage 3 in any case. The placebo of another rule follows if
-the rule is better than DAPO."""
+"""By task, the rules whose control and placebo are trained in stage 3 in any case. The placebo of another rule follows
+if the rule is better than DAPO."""
 RANDOM = "random_rewards"
 FIRST_RATES = SCREEN_RATES = (4e-5, 8e-5)
 THIRD = {4e-5: 2e-5, 8e-5: 1.6e-4}

@@ -165,6 +165,8 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
     prepare(ours)  # twice changes nothing
     assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
     RunFolder("runs/a").append_metrics({"step": 1})
+    prepare(ours)  # it ended before its first checkpoint
+    RunFolder("runs/a").write_run({"status": "done"})
     with pytest.raises(ConfigError, match="holds an earlier run, which verl would not resume"):
         prepare(ours)
 

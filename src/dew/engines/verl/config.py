@@ -136,10 +136,11 @@ def read_run_settings(config: Any) -> RunSettings | None:
 
 
 def check_folder(config: Any, folder: str) -> None:
-    """Raise an error if the folder holds a run that verl will not resume: the metrics of both would be mixed."""
+    """Raise an error if the folder holds a run that verl will not resume: the metrics of both would be mixed. A run
+    that ended before its first checkpoint may start again, as a job that is queued again does."""
     mode, saved = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
-    resumes = mode == "resume_path" or (mode == "auto" and (saved / "latest_checkpointed_iteration.txt").is_file())
-    if RunFolder(folder).used() and not resumes:
+    goes_on = RunFolder(folder).run().get("status") != "done" or (saved / "latest_checkpointed_iteration.txt").is_file()
+    if RunFolder(folder).used() and not (mode == "resume_path" or (mode == "auto" and goes_on)):
         what = f"algorithm.dew_run.folder={folder} holds an earlier run, which verl would not resume."
         raise ConfigError(Problem(what, remedy="Choose another folder, or delete this one."))
 
