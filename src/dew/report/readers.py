@@ -120,7 +120,7 @@ def _dew_run(folder: Path, share: int) -> Run:
     if config.is_file():
         found["config"] = config.read_text(errors="replace")[:MAX_CONFIG]
     name = str(found.get("facts", {}).get("name") or folder.resolve().name)
-    return Run(name, "dew", notices=[*notices, *unread], folder=folder, **found)
+    return Run(name, "dew", notices=[*notices, *run.skipped.values(), *unread], folder=folder, **found)
 
 
 # ── TRL: the curves in trainer_state.json ───────────────────────────────────────────────────────────────────

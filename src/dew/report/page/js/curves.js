@@ -12,7 +12,8 @@ function curvesNote(runs) {
 const MOST_CHIPS = 16;
 
 /** The lines of these runs before all others, in the charts that are drawn. */
-const highlight = (members) => figures().forEach((frame) => frame.highlight?.(members));
+let pointedRuns = [];
+const highlight = (members) => figures().forEach((frame) => frame.highlight?.((pointedRuns = members)));
 
 /** One entry per line, or per arm if there are many lines; a click hides it or shows it again. */
 function runLegend(redo) {
