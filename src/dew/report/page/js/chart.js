@@ -167,13 +167,14 @@ function chart(runs, title, names, note, log) {
       plot.redraw(false);
     };
     const point = (u) => {
-      focus(pointedAt(u, found));
+      focus(isKnown(u.cursor.idx) ? pointedAt(u, found) : found.filter((l) => pointedRuns.includes(l.members[0])));
       show(u.cursor.idx ?? null);
     };
     const y = log ? { distr: 3 } : areShares && !isDifference() ? { range: [0, 1] } : {};
     const paint = (u) => [drawShapes(u, steps, found, near), marks(u, runs)];
     const hooks = { setCursor: [point], draw: [paint] };
     plot = new uPlot({ ...plotOptions(width, y, many), ...lines, hooks }, data, box);
+    show(null);
     if (zoom && (zoom.min > steps[0] || zoom.max < last(steps))) plot.setScale('x', { min: zoom.min, max: zoom.max });
     const values = found.slice(0, 12).map((line) => `${line.label} ${number(last(line.raw))}`).join(', ');
     box.setAttribute('role', 'img');
@@ -182,7 +183,6 @@ function chart(runs, title, names, note, log) {
       focus(found.filter((line) => members.includes(line.members[0])));
       show(null);
     };
-    frame.highlight(pointedRuns);
   }
   frame.close = () => plot?.destroy();
   return frame;
