@@ -307,6 +307,9 @@ def test_damaged_lines_of_a_log_are_counted(tmp_path: Path, caplog: pytest.LogCa
     content = report_of(build([folder]))
     assert f"{log}: skipped damaged lines (2 of 7)." == content["runs"][0]["notices"][0] == caplog.messages[0]
     assert any(finding["text"] == caplog.messages[0] for finding in content["findings"])
+    RunFolder(folder).write_run({"status": "running"})  # without a lock, its last step shows whether it still runs
+    log.write_bytes(b"damaged\n")
+    assert "no line" in report_of(build([folder]))["runs"][0]["notices"][0]
 
 
 def test_run_is_read_while_it_is_written(tmp_path: Path) -> None:

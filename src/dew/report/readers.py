@@ -114,7 +114,7 @@ def _dew_run(folder: Path, share: int) -> Run:
             raise
         except RecordError as error:
             notices.append(str(error))
-    if found.get("facts", {}).get("status") == "running" and not run.alive():
+    if found.get("facts", {}).get("status") == "running" and "metrics" in found and not run.alive():
         found["facts"]["status"] = "killed"
     found["groups"], found["sample"], unread = read_sample(run.record_files(), share)
     if config.is_file():
