@@ -203,6 +203,9 @@ def test_half_precision_is_computed_in_float32():
         ({"clip_low": -0.2}, "0 <= clip_low <= 1"),
         ({"clip_low": 1.5}, "0 <= clip_low <= 1"),
         ({"tau_neg": 0.0}, "must be above 0"),
+        ({"kl_coef": 0.1}, "without ref_logp"),
+        ({"ref_logp": OLD[:1]}, r"ref_logp has shape \(1, 2\)"),
+        ({"weight": torch.ones(2)}, "one per answer"),  # (T,) and (B,) look the same here
     ],
 )
 def test_invalid_input(change, says):

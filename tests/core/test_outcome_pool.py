@@ -167,6 +167,8 @@ def test_a_certain_token_does_not_take_the_blame_of_a_long_answer(rule):
     assert (blame.min() / blame.sum()).item() == pytest.approx(0.0073, abs=0.0001)
     assert get_algorithm(name).entropy_clip is None, "the paper's column is as it was"
     assert get_algorithm(name, compare=compare, entropy_clip=(0.0, 5.0)).entropy_clip == (0.0, 5.0)
+    blames = [get_algorithm("dew", compare="row", entropy_clip=x).rewards(batch)[0, 1] for x in (None, (0.0, 5.0))]
+    assert [(x.min() / x.sum()).item() for x in blames] == pytest.approx([0.0038, 0.4934], abs=1e-4)  # docs/papers.md
 
 
 def test_the_largest_weight_and_the_share_of_flipped_tokens_are_metrics():

@@ -103,8 +103,8 @@ EVERY = torch.ones(2, 2).bool()
 
 
 def test_golden_clip_cov():
-    chosen = clip_cov_mask(COV_A, COV_LOGP, EVERY, share=1.0)
-    assert chosen.tolist() == [[True, False], [False, True]]
+    chosen = clip_cov_mask(COV_A, COV_LOGP, EVERY.long().T, share=1.0)  # whole numbers, not contiguous
+    assert chosen.dtype == torch.bool and chosen.tolist() == [[True, False], [False, True]]
     one = clip_cov_mask(COV_A, COV_LOGP, EVERY, share=1e-9)  # at least one, drawn from these two
     assert one.sum() == 1 and (one & chosen).sum() == 1
     assert not clip_cov_mask(COV_A, COV_LOGP, EVERY, share=1.0, high=2.0).any()  # 2 < 2 is false
@@ -188,7 +188,7 @@ def test_golden_gepo():
     # H of the groups: 1, 2, (8 + 4)/2 = 6: μ = 3, σ = √((4 + 1 + 9)/2) = 2.65; low below 2.47, high above 3.79
     logp = double([[[-1.0, -1], [-1, NAN]], [[-2, NAN], [-2, NAN]], [[-8, NAN], [-4, NAN]]])
     mask = ~logp.isnan()
-    assert [x.tolist() for x in entropy_bands(logp, mask)] == [[True, True, False], [False, False, True]]
+    assert [x.tolist() for x in entropy_bands(logp, mask.long())] == [[True, True, False], [False, False, True]]
     # 1σ below is .35, 2σ above is 8.3
     assert [x.tolist() for x in entropy_bands(logp, mask, low=1.0, high=2.0)] == [[False] * 3, [False] * 3]
     assert not torch.stack(entropy_bands(logp[:1], mask[:1])).any()  # one group has nothing to be compared with
@@ -208,7 +208,7 @@ def test_golden_fipo():
     A = torch.ones_like(log_w)
     close(future_weights(log_w, A, mask, half_life=1.0), [[math.exp(0.07), math.exp(0.1), 1.2], [1, 1, 1]])
     close(future_weights(log_w, A, mask, half_life=1.0, low=0.8)[1], [0.8, 1.0, 1.0])
-    close(future_weights(log_w / 9, A, mask), future_weights(log_w / 9, A, mask, half_life=32.0))
+    close(future_weights(log_w / 9, A, mask), future_weights(log_w / 9, A, mask.long(), half_life=32.0))
     # a ratio above 10 does not count for anyone; above 4 it is unsafe in a wrong answer, where weights are at most 1
     log_w = double([[0.1, LN(11)], [0.1, LN(5)], [0.1, LN(3)], [0.1, LN(5)]])
     A = double([[1.0, 1], [-1, -1], [-1, -1], [0.5, 0.5]])

@@ -300,6 +300,18 @@ def test_damaged_file_is_reported_and_the_rest_is_shown(tmp_path: Path, name: st
     assert [name in notice for notice in found["notices"]] == ([] if harmless else [True])
 
 
+def test_damaged_lines_of_a_log_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = make_run(tmp_path / "run", steps=5, groups=2, size=4)
+    log = folder / "metrics.jsonl"
+    log.write_bytes(b'{"step": 1, "na\n{"loss": 2}\n' + log.read_bytes())
+    content = report_of(build([folder]))
+    assert f"{log}: skipped damaged lines (2 of 7)." == content["runs"][0]["notices"][0] == caplog.messages[0]
+    assert any(finding["text"] == caplog.messages[0] for finding in content["findings"])
+    RunFolder(folder).write_run({"status": "running"})  # without a lock, its last step shows whether it still runs
+    log.write_bytes(b"damaged\n")
+    assert "no line" in report_of(build([folder]))["runs"][0]["notices"][0]
+
+
 def test_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     """A process writes metrics, records and run.json as fast as it can, and is killed while writing."""
     folder = tmp_path / "run"

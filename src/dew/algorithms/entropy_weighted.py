@@ -140,9 +140,9 @@ class GTPO(EntropyWeighted):
     """What a token is compared with: the same position across answers ("column", as published), its own answer ("row"),
     its group ("matrix"), the same turn ("turn", for tools and agents) or tenth ("relative") of each answer."""
     floored: ClassVar[tuple[Compare, ...]] = ("turn", "relative")
-    """Values of `compare` for which entropy_clip defaults to FLOOR. A column has at most one token of an answer; in a
-    larger set, one token at 1e-6 nats among 4,096 at 0.3 would have the weight 7,768 and 47% of the blame. GTPO's row
-    and matrix follow the paper and only warn."""
+    """Values of `compare` for which entropy_clip defaults to FLOOR. A column has at most one token of an answer; in an
+    answer of 4,096, one token at 1e-6 nats among others at 0.3 would have the weight 4,041 and, in `dew`, 49% of the
+    blame. GTPO's row and matrix follow the paper and only warn."""
 
     def __post_init__(self) -> None:
         if self.entropy_clip is None and self.compare in self.floored:

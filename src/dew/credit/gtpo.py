@@ -101,7 +101,8 @@ def compared_with(compare: Compare, mask: MaskPGT) -> Dims | Ids:
 def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correct: MaskPG | None = None) -> PGT:
     """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6). See `pooled` for `pool`.
 
-    A token's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign.
+    A token's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign. In a group
+    with a single outcome the result is entropy noise: multiply by `has_signal(correct)[..., None, None]`.
     """
     mask = check_by_token(mask, rewards=rewards)
     r = torch.where(mask, at_least_float32(rewards), 0)
@@ -147,7 +148,8 @@ def grpo_s_advantages(
 ) -> PG:
     """Standardise r̂⁺ and r̂⁻ over the group's answers. See `pooled` for `pool`.
 
-    An answer's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign.
+    An answer's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign. In a group
+    with a single outcome the result is entropy noise: multiply by `has_signal(correct)[..., None]`.
     """
     present = check_present(rewards, present)
     r = torch.where(present, at_least_float32(rewards), 0)

@@ -101,7 +101,7 @@ def _count(share: float, cov: Tensor) -> int:
 
 def _only(chosen: Tensor, mask: Tensor) -> Tensor:
     """A mask that is True on the `chosen` live tokens, given by index."""
-    out = torch.zeros_like(mask)
+    out = torch.zeros(mask.shape, dtype=torch.bool, device=mask.device)
     out.view(-1)[mask.flatten().nonzero()[chosen, 0]] = True
     return out
 
@@ -158,7 +158,7 @@ def entropy_bands(
 
     μ and σ are over the groups passed to this call. The paper smooths the thresholds over training (Eq. 9).
     """
-    check_by_token(mask, logp=logp)
+    mask = check_by_token(mask, logp=logp)
     live = mask.flatten(1).any(-1)
     H = -masked_mean(at_least_float32(logp), mask, (-2, -1)).flatten()
     centred = standardize(H, live, 0, scale=False)
@@ -176,7 +176,7 @@ def future_weights(
 
     1 on-policy and where `mask` is False. No gradient flows through the weights.
     """
-    check_by_token(mask, log_w=log_w, advantages=advantages)
+    mask = check_by_token(mask, log_w=log_w, advantages=advantages)
     log_w = torch.where(mask, at_least_float32(log_w), 0)
     w = log_w.exp()
     F = torch.where(w > IGNORED, 0, log_w)

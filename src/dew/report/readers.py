@@ -114,13 +114,13 @@ def _dew_run(folder: Path, share: int) -> Run:
             raise
         except RecordError as error:
             notices.append(str(error))
-    if found.get("facts", {}).get("status") == "running" and not run.alive():
+    if found.get("facts", {}).get("status") == "running" and "metrics" in found and not run.alive():
         found["facts"]["status"] = "killed"
     found["groups"], found["sample"], unread = read_sample(run.record_files(), share)
     if config.is_file():
         found["config"] = config.read_text(errors="replace")[:MAX_CONFIG]
     name = str(found.get("facts", {}).get("name") or folder.resolve().name)
-    return Run(name, "dew", notices=[*notices, *unread], folder=folder, **found)
+    return Run(name, "dew", notices=[*notices, *run.skipped.values(), *unread], folder=folder, **found)
 
 
 # ── TRL: the curves in trainer_state.json ───────────────────────────────────────────────────────────────────

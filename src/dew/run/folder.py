@@ -33,6 +33,8 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self.skipped: dict[str, str] = {}
+        """One sentence for each log in which damaged lines were skipped."""
 
     def write_run(self, facts: Mapping[str, Any]) -> None:
         """Update entries of run.json, e.g. `write_run({"status": "done"})`."""
@@ -113,14 +115,12 @@ class RunFolder:
         """Return one entry per step, in order. If a resumed run repeated a step, its last values count."""
         steps: dict[int, Json] = {}
         for line in self._log("metrics.jsonl"):
-            if isinstance(line.get("step"), int):
-                steps.setdefault(line["step"], {}).update(line)
+            steps.setdefault(line["step"], {}).update(line)
         return [steps[step] for step in sorted(steps)]
 
     def alarms(self) -> list[Json]:
         """Return alarms in step order, without duplicates from a resumed run."""
-        lines = [line for line in self._log("alarms.jsonl") if isinstance(line.get("step", 0), int)]
-        latest = {(line.get("step", 0), str(line.get("alarm"))): line for line in lines}
+        latest = {(line.get("step", 0), str(line.get("alarm"))): line for line in self._log("alarms.jsonl", step=0)}
         return [latest[key] for key in sorted(latest, key=lambda key: key[0])]
 
     def record_files(self) -> list[Path]:
@@ -142,12 +142,18 @@ class RunFolder:
         path = self.path / name
         return read_whole(path) if path.exists() else None
 
-    def _log(self, name: str) -> list[Json]:
+    def _log(self, name: str, step: int | None = None) -> list[Json]:
+        """Return the lines that are JSON objects with a step; `step` is the default of those that have none."""
         content = self._read(name) or b""
-        lines = [line for line in content.splitlines() if line.strip()]
-        whole = [value for line in lines if isinstance(value := try_json(line), dict)]
-        if lines and not whole and b"\n" in content:  # a single incomplete line may still be being written
+        values = [try_json(line) for line in content.splitlines() if line.strip()]
+        if values and not content.endswith(b"\n") and not isinstance(values[-1], dict):
+            values.pop()  # it may still be being written
+        objects = [value for value in values if isinstance(value, dict)]
+        if values and not objects:
             raise RecordError(f"{self.path / name}: no line is a JSON object.")
+        whole = [line for line in objects if isinstance(line.get("step", step), int)]
+        if damaged := len(values) - len(whole):
+            self.skipped[name] = f"{self.path / name}: skipped damaged lines ({damaged} of {len(values)})."
         return whole
 
     def _load(self, name: str, kind: type[T]) -> T:

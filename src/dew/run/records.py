@@ -223,7 +223,8 @@ def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord
         lines = [(number, line) for number, line in enumerate(_lines(path)) if line.strip()]
         every = math.ceil(max(1.0, sum(len(line) for _, line in lines) / max(1.0, size)))
         for number, line in lines[::every]:
-            content = json.loads(line)
+            if not isinstance(content := json.loads(line), dict):
+                raise TypeError("not a JSON object")
             check_schema(content, f"{path}: ")
             groups.append(_group_from_json(content, number))
     except RecordError:
@@ -234,7 +235,8 @@ def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n", maxsplit=1)[0]
         what = f"{path}: line {number + 1} is not a token record ({reason})."
-        raise RecordError(Problem(what, remedy="docs/records.md documents the format.")) from None
+        remedy = "Fix or delete this line. docs/records.md documents the format."
+        raise RecordError(Problem(what, remedy=remedy)) from None
     if not groups:
         raise RecordError(f"{path} has no groups: the run stopped before recording one, or recording was off.")
     return groups, len(lines)

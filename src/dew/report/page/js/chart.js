@@ -167,7 +167,7 @@ function chart(runs, title, names, note, log) {
       plot.redraw(false);
     };
     const point = (u) => {
-      focus(pointedAt(u, found));
+      focus(isKnown(u.cursor.idx) ? pointedAt(u, found) : found.filter((l) => pointedRuns.includes(l.members[0])));
       show(u.cursor.idx ?? null);
     };
     const y = log ? { distr: 3 } : areShares && !isDifference() ? { range: [0, 1] } : {};

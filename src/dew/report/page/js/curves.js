@@ -11,8 +11,10 @@ function curvesNote(runs) {
 
 const MOST_CHIPS = 16;
 
+let pointedRuns = [];
+
 /** The lines of these runs before all others, in the charts that are drawn. */
-const highlight = (members) => figures().forEach((frame) => frame.highlight?.(members));
+const highlight = (members) => figures().forEach((frame) => frame.highlight?.((pointedRuns = members)));
 
 /** One entry per line, or per arm if there are many lines; a click hides it or shows it again. */
 function runLegend(redo) {
@@ -45,6 +47,7 @@ function runLegend(redo) {
 function curveControls(runs, bar) {
   const redo = () => {
     const at = [...bar.querySelectorAll('button')].indexOf(document.activeElement);
+    pointedRuns = []; // the entry that was pointed at is removed
     refill(bar, curveControls(runs, bar));
     bar.querySelectorAll('button')[at]?.focus();
     drawVisible();
@@ -53,10 +56,7 @@ function curveControls(runs, bar) {
   const range = { type: 'range', min: 0, max: 1, step: 0.05, value: state.smooth };
   const ways = { each: 'each run', mean: 'mean ± standard deviation' };
   const shownAs = { values: 'values', differences: 'differences from the baseline' };
-  const changeSeeds = (seeds) => {
-    set({ seeds, hide: '' });
-    redo();
-  };
+  const changeSeeds = (seeds) => [set({ seeds, hide: '' }), redo()];
   return [
     taskChoice(),
     labelled('Smoothing', h('input', { id: 'smooth', ...range, oninput })),
