@@ -65,8 +65,7 @@ def policy_loss(
         |log w|), `clip/low` and `clip/high` (share of tokens clipped on each side), `kl/approx` (k3 of π_old
         against πθ) and, with `ref_logp`, `kl/ref`.
     """
-    optional = {"ref_logp": ref_logp, "penalty": penalty}
-    given = {name: x for name, x in optional.items() if x is not None}
+    given = {name: x for name, x in (("ref_logp", ref_logp), ("penalty", penalty)) if x is not None}
     mask = check_by_token(mask, logp=logp, old_logp=old_logp, **given)
     if weight is not None and weight.shape not in (mask.shape, (*mask.shape[:-1], 1)):
         expected = f"one per token {tuple(mask.shape)} or one per answer {(*mask.shape[:-1], 1)}"
@@ -76,10 +75,8 @@ def policy_loss(
     bounds = f"clip_low={clip_low}, clip_high={clip_high}: give 0 <= clip_low <= 1 and clip_high >= 0."
     gates = f"tau_pos={tau_pos}, tau_neg={tau_neg}: the gate's temperatures must be above 0."
     no_ref = f"kl_coef={kl_coef} without ref_logp: give the reference policy's log-probabilities, or kl_coef=0."
-    has_ref = ref_logp is not None or not kl_coef
-    if wrong := unmet(
-        (0 <= clip_low <= 1 and clip_high >= 0, bounds), (tau_pos > 0 and tau_neg > 0, gates), (has_ref, no_ref)
-    ):
+    needed = (0 <= clip_low <= 1 and clip_high >= 0, bounds), (tau_pos > 0 and tau_neg > 0, gates)
+    if wrong := unmet(*needed, (ref_logp is not None or not kl_coef, no_ref)):
         raise ConfigError(wrong)
 
     A = _by_token(advantages, mask)

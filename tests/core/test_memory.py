@@ -1,13 +1,9 @@
 """Free memory within the limits of control groups."""
 
-import sys
-
 import psutil
 import pytest
 
 from dew import memory
-from dew.engines.lab import study
-from dew.preflight import machine
 
 MIB = 2**20
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -43,10 +39,3 @@ def test_the_smallest_limit_counts(tmp_path, monkeypatch, membership, folder, na
 def test_without_control_groups_it_is_what_the_machine_has(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "none")
     assert 0 < memory.free_memory() <= psutil.virtual_memory().total
-
-
-def test_the_lab_and_preflight_use_it(monkeypatch):
-    for module in (sys.modules[study.__module__], machine):
-        monkeypatch.setattr(module, "free_memory", lambda: 7 * MIB)
-    assert sys.modules[study.__module__]._free("cpu") == 7 * MIB
-    assert machine.check_free()[0].says == "7.34 MB of memory free."

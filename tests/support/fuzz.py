@@ -18,13 +18,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import trl_tiny
 from attacks import ATTACKS, FAMILIES
-from dew import Rollouts, get_algorithm
 from dew.cli.console import out
 from dew.cli.report import explain
 from dew.cli.runs import RunView
@@ -38,7 +36,6 @@ from dew.report.write import blobs
 from dew.rewards import Verdict, verifier
 from dew.rewards.latex import compare
 from dew.rewards.math import math_verdicts, verdict_or_answer
-from dew.rewards.user_function import as_rewards
 from dew.run.config import OWN_KEYS, check_keys, make_run, parse_yaml, to_yaml
 from dew.run.folder import RunFolder
 from dew.run.permission import check_permission
@@ -280,19 +277,6 @@ def gold_columns(case: tuple[str, Any, Any]) -> None:
             verifier(name).verdicts([text], [{"numbers": numbers, "answer": answer}])
 
 
-def rollouts(case: tuple[Any, ...]) -> None:
-    """Tensors of any shapes as rollouts, and their credit."""
-    group, shape, other, kind = case
-    if kind > 1:  # shapes that fit each other
-        other = shape = [len(group), *shape[:1]]
-    mask = torch.ones(shape, dtype=torch.bool) if kind % 2 else torch.rand(shape) > 0.5
-    made = Rollouts.from_rows(
-        group, mask=mask, reward=torch.rand(other[:1]), entropy=torch.rand(other), extra=torch.rand(other[:1])
-    )
-    for name in ("gtpo", "grpo_s", "dapo"):
-        get_algorithm(name).advantages(made)
-
-
 def verdict(case: tuple[str, str]) -> None:
     """What the asking process does by itself to judge an answer, and what a worker does."""
     text, gold = case
@@ -314,20 +298,12 @@ def verdict_pool(cases: list[tuple[str, str]]) -> None:
     assert len(found) == len(cases)
 
 
-def own_rewards(case: tuple[Any, int]) -> None:
-    """Whatever a reward function may return."""
-    as_rewards("r", *case)
-
-
 class _Late(BaseException):
     pass
 
 
 def _ring(*_: Any) -> None:
     raise _Late
-
-
-SHAPES = st.lists(st.integers(0, 4), min_size=0, max_size=3)
 
 
 DOORS = {  # what is called, with which inputs, how many of them in every run of the tests
@@ -341,8 +317,6 @@ DOORS = {  # what is called, with which inputs, how many of them in every run of
     "guide's answers": (guide, ROWS, 150),
     "runs of other trainers": (foreign, FOREIGN, 80),
     "gold columns": (gold_columns, st.tuples(LATEX | st.from_regex(r"(\d[-+*]\d=\d;?){1,3}"), VALUES, VALUES), 80),
-    "rollouts": (rollouts, st.tuples(st.lists(st.integers(0, 2), max_size=4), SHAPES, SHAPES, st.integers(0, 3)), 150),
-    "what a reward returns": (own_rewards, st.tuples(VALUES | st.binary() | st.complex_numbers(), st.integers(0, 3)), 150),
     "verdicts": (verdict, st.tuples(LATEX, GOLDS), 50),
     "verdicts, processes": (verdict_pool, st.lists(st.tuples(LATEX, GOLDS), min_size=50, max_size=50), 1),
 }  # fmt: skip
