@@ -125,7 +125,7 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
         (IN_BF16, "entropy_from_logits_with_chunking=True"),
         ({f"{MODEL}use_remove_padding": False}, "use_remove_padding=True"),  # verl then does not chunk
-        ({"algorithm__adv_estimator": "otb"}, "main_ppo trainer.use_v1=False algorithm.adv_estimator=opti"),
+        ({"algorithm__adv_estimator": "otb"}, "otb works only on TRL. Choose another"),
         ({"algorithm__dew": {"overlong": "group"}, **BUFFER}, "both penalize length"),
     ],
 )

@@ -177,7 +177,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
     ("change", "message"),
     [
         ({"algorithm": "trl"}, "trl works only on TRL. Choose another"),
-        ({"algorithm": "kl_cov"}, "kl_cov works only on TRL. For verl's own version, train grpo"),
+        ({"algorithm": "kl_cov"}, "kl_cov works only on TRL. Choose another algorithm, or verl's own version"),
         ({"temperature": 0.0}, "Give a number > 0"),
         ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),

@@ -37,11 +37,6 @@ SET_BY_VERL = {
 OLD_TRAINER = "python -m verl.trainer.main_ppo trainer.use_v1=False"
 NO_SUM_SQ = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """verl's estimators that need Σπ², which only its old trainer computes."""
-VERLS_OWN = {
-    "otb": f"For verl's own version, without dew: {OLD_TRAINER} algorithm.adv_estimator={NO_SUM_SQ[0]}.",
-    "kl_cov": f"For verl's own version, train grpo with {LOSS_MODE}=kl_cov.",
-}
-"""How to train with verl's own version of an algorithm that dew cannot run on verl."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +86,8 @@ def runs_on_verl(cls: type[Algorithm]) -> bool:
 
 
 def only_on_trl(name: str) -> Problem:
-    return Problem(f"{name} works only on TRL.", remedy=VERLS_OWN.get(name, "Choose another algorithm."))
+    remedy = "Choose another algorithm, or verl's own version of it if there is one (docs/verl.md)."
+    return Problem(f"{name} works only on TRL.", remedy=remedy)
 
 
 def dew_estimators() -> list[str]:

@@ -258,8 +258,9 @@ class Translation:
         stock, own = stock_estimator(type(algorithm)), self.own.get("algorithm.adv_estimator", algorithm.name)
         if own != algorithm.name and (stock is None or own in dew_estimators()):
             what = f"algorithm.adv_estimator={own}, but the algorithm is {algorithm.name}."
-            ours = f"Write `algorithm: {own}` instead."
-            self.problem(what, ours if own in dew_estimators() else "Write `algorithm: grpo` to use verl's estimators.")
+            verls = next(name for name, cls in algorithm_classes().items() if stock_estimator(cls))
+            instead = f"Write `algorithm: {verls}` to use verl's estimators."
+            self.problem(what, f"Write `algorithm: {own}` instead." if own in dew_estimators() else instead)
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
             f"{ACTOR}.policy_loss.loss_mode": "vanilla" if stock else DEW_LOSS,
