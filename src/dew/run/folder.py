@@ -135,8 +135,11 @@ class RunFolder:
         with (self.path / name).open("a+b") as file:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(end - 1, 0))
-            incomplete = file.read(1) not in (b"\n", b"")  # last line of a killed run
-            file.write(b"\n" * incomplete + to_json(dict(line)))
+            if file.read(1) not in (b"\n", b""):  # the last line of a killed run: end it if it is whole, else remove it
+                file.seek(0)
+                last = file.read().rpartition(b"\n")[2]
+                file.write(b"\n") if isinstance(try_json(last), dict) else file.truncate(end - len(last))
+            file.write(to_json(dict(line)))
 
     def _read(self, name: str) -> bytes | None:
         path = self.path / name
