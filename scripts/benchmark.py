@@ -161,18 +161,14 @@ def screened(runs: Runs) -> dict[str, float]:
 
 
 def finalists(runs: Runs) -> list[str]:
-    """FINALISTS, the OTHERS with the best mean rank of pass@1 in stage 2, and the best candidates."""
-    tasks = b.STAGES["stage2"].seeds
-    if n := sum(len(missing("stage2", task, runs)) for task in tasks):
+    """FINALISTS, the OTHERS with the best mean pass@1 in stage 2, and the best candidates."""
+    if n := len(missing("stage2", "A", runs)):
         what = f"The finalists are not known yet: stage2 lacks {n} runs."
         raise ConfigError(Problem(what, remedy="Run: python scripts/benchmark.py run stage2"))
-    ranks: dict[str, list[int]] = {}
-    for task in tasks:
-        means = {arm: fmean(r.scores["pass@1"] for r in of) for arm, of in b.by_arm(runs[f"stage2-{task}"]).items()}
-        for place, arm in enumerate(sorted(filter(b.ARMS.__contains__, means), key=lambda x: -means[x])):
-            ranks.setdefault(arm, []).append(place)
-    others = sorted((arm for arm in ranks if arm not in FINALISTS), key=lambda arm: fmean(ranks[arm]))
-    return [*(arm for arm in FINALISTS if arm in ranks), *others[:OTHERS], *screened(runs)]
+    rules = {arm: of for arm, of in b.by_arm(runs["stage2-A"]).items() if arm in b.ARMS}
+    means = {arm: fmean(r.scores["pass@1"] for r in of) for arm, of in rules.items()}
+    others = sorted((arm for arm in means if arm not in FINALISTS), key=lambda arm: -means[arm])
+    return [*(arm for arm in FINALISTS if arm in means), *others[:OTHERS], *screened(runs)]
 
 
 def better(task: str, runs: Runs) -> list[str]:

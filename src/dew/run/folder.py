@@ -138,7 +138,10 @@ class RunFolder:
             if file.read(1) not in (b"\n", b""):  # the last line of a killed run: end it if it is whole, else remove it
                 file.seek(0)
                 last = file.read().rpartition(b"\n")[2]
-                file.write(b"\n") if isinstance(try_json(last), dict) else file.truncate(end - len(last))
+                if isinstance(try_json(last), dict):
+                    file.write(b"\n")
+                else:
+                    file.truncate(end - len(last))
             file.write(to_json(dict(line)))
 
     def _read(self, name: str) -> bytes | None:
