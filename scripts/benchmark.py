@@ -48,7 +48,11 @@ if the rule is better than DAPO."""
 RANDOM = "random_rewards"
 FIRST_RATES = SCREEN_RATES = (4e-5, 8e-5)
 THIRD = {4e-5: 2e-5, 8e-5: 1.6e-4}
-"""The third rate of stage 1, if this one is the better of the first two."""
+"""The third rate of stage 1 on A, if this one is the better of the first two."""
+WIDE_RATES = (4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4)
+"""Those of DAPO on C. The finalists have three around its best."""
+TUNED = {"C": "C-train"}
+"""Where the learning rates for a task are chosen, if not on A-train."""
 SCREENED = 2
 """So many candidates, the best of the screening, join stage 3."""
 STANDSTILL = 1e-12
@@ -82,6 +86,13 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
         return [(b.BASELINE, STANDSTILL)]
     if stage == "replication":
         return [(arm, 4e-5) for arm in (b.BASELINE, "dew", str(b.companions("dew")[1]))]
+    if stage == "stage1" and task == TUNED["C"]:
+        of = b.rate_means(runs.get(f"stage1-{task}", ())).get(b.BASELINE, {})
+        best = [max(WIDE_RATES, key=of.__getitem__)] if of.keys() >= set(WIDE_RATES) else []
+        others = FINALISTS[1:] if not runs.get("stage2-A") or missing("stage2", "A", runs) else finalists(runs)[1:]
+        return [(b.BASELINE, rate) for rate in WIDE_RATES] + [
+            (x, r * f) for r in best for x in others for f in (0.5, 1, 2)
+        ]
     if stage == "stage1":
         means = b.rate_means(runs.get("stage1-A-train", ()))
         done = {arm: of for arm, of in means.items() if of.keys() >= set(FIRST_RATES)}
@@ -91,9 +102,10 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
         every = [(arm, rate) for arm in (b.BASELINE, *b.CANDIDATES) for rate in SCREEN_RATES]
         best = {} if _unscreened(runs) else screened(runs)
         return every + [(x, rate) for arm in best if (x := b.companions(arm)[1]) for rate in SCREEN_RATES]
-    rates = chosen_rates(runs) | (screened(runs) if stage == "stage3" else {})
+    tuned = TUNED.get(task, "A-train")
+    rates = chosen_rates(runs, tuned) | (screened(runs) if stage == "stage3" and task not in TUNED else {})
     arms = list(rates) if stage == "stage2" else finalists(runs)
-    found = {arm: rates[arm] for arm in arms}
+    found = {arm: rates[arm] for arm in arms if arm in rates}
     if stage == "stage3":
         added = {x: arm for arm in CONTROLLED.get(task, ()) for x in b.companions(arm)}
         added |= {b.companions(arm)[1]: arm for arm in better(task, runs)}
@@ -113,20 +125,15 @@ def missing(stage: str, task: str, runs: Runs) -> list[tuple[str, float, int]]:
     return [x for seed in seeds for point in every if (x := (*point, seed)) not in have]
 
 
-def chosen_rates(runs: Runs) -> dict[str, float]:
-    """The best learning rate of each rule that stays, by stage 1."""
+def chosen_rates(runs: Runs, tuned: str = "A-train") -> dict[str, float]:
+    """The best learning rate of each rule that is not worse than the start at every rate, by stage 1."""
     for stage in ("start", "stage1"):
-        if n := len(missing(stage, "A-train", runs)):
-            what = f"The learning rates are not known yet: {stage} on A-train lacks {n} runs."
-            raise ConfigError(Problem(what, remedy=f"Run: python scripts/benchmark.py run {stage}"))
-    return {arm: max(of, key=of.__getitem__) for arm, of in staying(runs).items()}
-
-
-def staying(runs: Runs) -> dict[str, dict[float, float]]:
-    """The means of the rules that are not worse than the start at every rate."""
-    found = b.rate_means(runs.get("stage1-A-train", ()))
-    start = start_of("A-train", runs) if runs.get("start-A-train") else 0.0
-    return {arm: of for arm, of in found.items() if of and (arm == b.BASELINE or max(of.values()) >= start)}
+        if n := len(missing(stage, tuned, runs)):
+            what = f"The learning rates are not known yet: {stage} on {tuned} lacks {n} runs."
+            raise ConfigError(Problem(what, remedy=f"Run: python scripts/benchmark.py run {stage} {tuned}"))
+    found, start = b.rate_means(runs[f"stage1-{tuned}"]), start_of(tuned, runs)
+    staying = {arm: of for arm, of in found.items() if arm == b.BASELINE or max(of.values()) >= start}
+    return {arm: max(of, key=of.__getitem__) for arm, of in staying.items()}
 
 
 def start_of(task: str, runs: Runs) -> float:
@@ -259,8 +266,10 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     parts += ["## Runs", _progress(runs)]
     if both := _replication(runs):
         parts += ["## Replication", both]
-    if stage1 := b.rate_means(runs.get("stage1-A-train", ())):
-        parts += ["## Stage 1: the learning rate of each rule", _rates(stage1, runs)]
+    tried = {task: of for task in b.STAGES["stage1"].seeds if (of := b.rate_means(runs.get(f"stage1-{task}", ())))}
+    parts += ["## Stage 1: the learning rate of each rule"] * bool(tried)
+    for task, of in tried.items():
+        parts += [f"### {task}: {b.TASKS[task].title}", _rates(of, task, runs)]
     if screen := _screening(runs.get("screen-A-train", ())):
         text, images["benchmark-screen.svg"] = screen
         parts += ["## Screening of further candidates", text]
@@ -320,12 +329,12 @@ def _replication(runs: Runs) -> str:
     return "\n\n".join([both, b.table(rows), *noise(found, runs["replication-A"])])
 
 
-def _rates(means: Mapping[str, Mapping[float, float]], runs: Runs) -> str:
+def _rates(means: Mapping[str, Mapping[float, float]], task: str, runs: Runs) -> str:
     every, lines = sorted({rate for of in means.values() for rate in of}), []
     for arm, of in means.items():
         cells = {rate: f"**{x:.3f}**" if x == max(of.values()) else f"{x:.3f}" for rate, x in of.items()}
         lines.append([arm, *(cells.get(rate, "") for rate in every)])
-    start = f"At the start: {start_of('A-train', runs):.3f}." if runs.get("start-A-train") else ""
+    start = f"At the start: {start_of(task, runs):.3f}." if runs.get(f"start-{task}") else ""
     return markdown_table(["pass@1", *(f"{rate:g}" for rate in every)], lines) + f"\n{start}"
 
 

@@ -36,8 +36,13 @@ def small(monkeypatch):
     """Fewer rules and seeds."""
     monkeypatch.setattr(b, "ARMS", ARMS)
     monkeypatch.setattr(b, "CANDIDATES", (RELATIVE, "fipo", "stare"))
-    seeds = {"start": {"A-train": 1}, "replication": {"A": 5}, "stage1": {"A-train": 2}, "stage2": {"A": 5}}
-    seeds |= {"screen": {"A-train": 5}, "stage3": {"A": 14}}
+    seeds = {
+        "start": {"A-train": 1, "C-train": 1},
+        "replication": {"A": 5},
+        "stage1": {"A-train": 2, "C-train": 2},
+        "stage2": {"A": 5},
+    }
+    seeds |= {"screen": {"A-train": 5}, "stage3": {"A": 14, "C": 8}}
     monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
 
 
@@ -65,6 +70,12 @@ def by_rate(arm, rate):
     """The best rate is 4e-5, of dew the highest and beyond; gspo is below the start, which is 0.2, everywhere."""
     best = {"dew": 1.6e-4, "gspo": None}.get(arm, 4e-5)
     return 0.1 if best is None else 0.5 - 1000 * abs(rate - best)
+
+
+def refused(call, *args):
+    with pytest.raises(ConfigError) as error:
+        call(*args)
+    return str(error.value)
 
 
 def gain(arm, rate):
@@ -99,6 +110,14 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     points = dict(script.points("stage3", "A", runs))
     assert points.keys() - set(script.finalists(runs)) == {*b.companions("dew"), *b.companions("gtpo")}
     assert points["dew(placebo=True)"] == 1.6e-4 and points["fipo"] == 8e-5
+    plant(tmp_path, "start", "C-train", lambda *_: 0.2)
+    for _ in range(2):  # DAPO's rates on C, then three for the others
+        assert "C-train lacks" in refused(script.points, "stage3", "C", runs)
+        runs = plant(
+            tmp_path, "stage1", "C-train", lambda arm, rate: 0.5 - 1000 * abs(rate - 3.2e-4 / (1 + (arm == "dew")))
+        )
+    rates = {arm: 3.2e-4 for arm in script.finalists(runs)} | {"dew": 1.6e-4, script.RANDOM: 3.2e-4}
+    assert dict(script.points("stage3", "C", runs)) == rates
     runs = plant(tmp_path, "stage3", "A", gain)
     assert {arm for arm, _, _ in script.missing("stage3", "A", runs)} == {placebo}  # it is better than DAPO
     assert next(row for row in b.stage_rows("stage3", "A", runs) if row.arm == RELATIVE).verdict == "open"

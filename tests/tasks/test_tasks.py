@@ -62,6 +62,15 @@ def test_countdown_respects_its_settings(numbers: int, largest: int, ceiling: in
         assert len(results) == numbers - 1 and min(results) > 0 and max(results) <= ceiling
 
 
+def test_sums_for_tuning_leave_the_test_problems_out():
+    tested = {row["solution"] for row in Sums().rows(9999, split="held_out")}
+    parts = [{row["solution"] for row in Sums(tuning=True).rows(9999, split=x)} for x in ("train", "held_out")]
+    assert (
+        not parts[0] & parts[1] and not tested & (parts[0] | parts[1]) and len(tested) + sum(map(len, parts)) == 99**2
+    )
+    assert [m["content"] for m in Sums(example=True).rows(1)[0]["prompt"]][:2] == ["What is 23 + 45?", "23 + 45 = 68"]
+
+
 def test_rows_become_a_data_set(problems):
     datasets = pytest.importorskip("datasets")
     for a_task in (*TASKS, task(str(problems), problem="question", answer="gold", keep=["gold"])):

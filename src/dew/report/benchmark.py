@@ -46,7 +46,7 @@ INTERIM = (12, 0.005)
 SCORES = ("pass@1", "area", "pass@4")
 SETTINGS = {
     "group_size": 8, "prompts": 16, "optimizer_steps": 4, "generations": 30, "eval_problems": 512, "eval_k": 4,
-    "evaluations": 3, "max_new_tokens": 512, "rank": 16, "alpha": 32.0, "target_modules": "all",
+    "evaluations": 3, "rank": 16, "alpha": 32.0, "target_modules": "all",
 }  # fmt: skip
 
 
@@ -56,14 +56,16 @@ class Task:
     model: str
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
+    max_new_tokens: int = 512
 
 
-QWEN = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+QWEN, SMOL = "Qwen/Qwen2.5-Coder-0.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Instruct"
 TASKS = {
     "A": Task("GSM8K", QWEN, "gsm8k"),
     "A-train": Task("GSM8K, held-out training problems", QWEN, "gsm8k", {"held_out": "train"}),
     "B": Task("countdown in words", QWEN, "countdown-tinyzero", {"template": "tinyzero"}),
-    "C": Task("sums of two numbers", "HuggingFaceTB/SmolLM2-135M-Instruct", "sums"),
+    "C": Task("sums of two numbers", SMOL, "sums", {"example": True}, 64),
+    "C-train": Task("sums, held-out training problems", SMOL, "sums", {"example": True, "tuning": True}, 64),
     "D": Task("GSM8K, 1.5B", "Qwen/Qwen2.5-Coder-1.5B-Instruct", "gsm8k"),
 }
 
@@ -81,7 +83,7 @@ class Stage:
 STAGES = {
     "start": Stage(400, dict.fromkeys(TASKS, 1), {"generations": 3}),
     "replication": Stage(300, {"A": 20}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
-    "stage1": Stage(0, {"A-train": 4}, {"eval_problems": 192}),
+    "stage1": Stage(0, {"A-train": 4, "C-train": 4}, {"eval_problems": 192}),
     "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage2": Stage(100, {"A": 8}, {"eval_problems": 192}, random="A"),
     "stage3": Stage(200, {"A": 16, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="CD"),
@@ -94,7 +96,8 @@ def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: A
     of, where = STAGES[stage], TASKS[task]
     how: dict[str, Any] = {"model": where.model, "tasks": [where.name], "task_settings": where.settings}
     how |= {"seeds": of.seeds[task], "first_seed": of.first_seed}
-    return study(arms, output=output, **{"settings": LoraSettings(**{**SETTINGS, **of.settings}), **how, **changed})
+    settings = LoraSettings(**{"max_new_tokens": where.max_new_tokens, **SETTINGS, **of.settings})
+    return study(arms, output=output, **{"settings": settings, **how, **changed})
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────

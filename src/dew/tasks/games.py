@@ -92,6 +92,10 @@ class Sums:
     """Add two numbers, for small chat models. The last number in an answer counts. a + b and b + a are in one split."""
 
     largest: int = 99
+    example: bool = False
+    """Whether the chat begins with a solved sum."""
+    tuning: bool = False
+    """Whether to hold out an eighth of the training problems instead of the test problems, to tune settings on."""
 
     name = "sums"
 
@@ -99,12 +103,16 @@ class Sums:
         """Return n distinct problems, or all if there are fewer, in an order that depends only on the seed."""
         check_split(split)
         pairs = [(a, b) for a in range(1, self.largest + 1) for b in range(1, self.largest + 1)]
-        pairs = [pair for pair in pairs if split_of(tuple(sorted(pair))) == split]
-        Random(f"{self}-{seed}").shuffle(pairs)
+        if self.tuning:
+            pairs = [pair for pair in pairs if split_of(tuple(sorted(pair))) == "train"]
+        more = ("tuning",) if self.tuning else ()
+        pairs = [pair for pair in pairs if split_of((*sorted(pair), *more)) == split]
+        Random(f"Sums(largest={self.largest})-{seed}").shuffle(pairs)
         return [self._row(*pair) for pair in pairs[: max(0, n)]]
 
     def _row(self, a: int, b: int) -> Row:
-        prompt = [{"role": "user", "content": f"What is {a} + {b}?"}]
+        solved = [{"role": "user", "content": "What is 23 + 45?"}, {"role": "assistant", "content": "23 + 45 = 68"}]
+        prompt = [*(solved if self.example else []), {"role": "user", "content": f"What is {a} + {b}?"}]
         return {"prompt": prompt, "answer": str(a + b), "solution": f"{a} + {b} = {a + b}"}
 
 
