@@ -1,13 +1,14 @@
 """Cost of reward shaping compared with computing the entropy that it needs.
 
     python benchmarks/credit.py [--device cuda] [--write benchmarks/results/credit-cpu.md]
+    python benchmarks/credit.py --device cuda --answers 512 --group 64 --tokens 16384
 
 Times `gtpo_rewards` + `gtpo_advantages` (and GRPO-S), and `Algorithm.advantages` (and `penalties`) of other papers'
-rules, on 512 answers of 4,096 tokens and on ten times as many, and in the same run the entropy of these tokens from
-float32 logits over a vocabulary of 32,000 (measured on a sample of the tokens and scaled), and prints the ratio. Memory
-is the peak growth of the resident set, or the allocator's peak on a GPU. On a CPU the script restarts itself with glibc
-configured to keep freed memory: by default it returns blocks above 32 MB to the system, and the page faults would
-dominate the timing (they double the larger GTPO case).
+rules, by default on 512 answers of 4,096 tokens and on ten times as many, and in the same run the entropy of these
+tokens from float32 logits over a vocabulary of 32,000 (measured on a sample of the tokens and scaled), and prints the
+ratio. Memory is the peak growth of the resident set, or the allocator's peak on a GPU. On a CPU the script restarts
+itself with glibc configured to keep freed memory: by default it returns blocks above 32 MB to the system, and the page
+faults would dominate the timing (they double the larger GTPO case).
 """
 
 import argparse
@@ -33,7 +34,7 @@ OTHERS = (
     "dapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb", "gepo",
     "stare(target_entropy=1.0)", "gtpo(compare=turn)", "gtpo(compare=relative)",
 )  # fmt: skip
-GROUP, TOKENS, VOCABULARY, SAMPLE = 16, 4096, 32_000, 2048
+VOCABULARY, SAMPLE = 32_000, 2048
 
 
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4000000000", "MALLOC_TRIM_THRESHOLD_": "8000000000"}
@@ -87,16 +88,16 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
     return max(peak[0] - before, 0)
 
 
-def shaping(answers: int, device: str) -> dict[str, Callable[[], object]]:
+def shaping(answers: int, group: int, tokens: int, device: str) -> dict[str, Callable[[], object]]:
     generator = torch.Generator().manual_seed(0)
-    shape = (answers // GROUP, GROUP, TOKENS)
+    shape = (answers // group, group, tokens)
     entropy = torch.rand(shape, generator=generator).to(device)
-    lengths = torch.randint(TOKENS // 4, TOKENS + 1, shape[:2], generator=generator)
-    mask = (torch.arange(TOKENS) < lengths.unsqueeze(-1)).to(device)
+    lengths = torch.randint(tokens // 4, tokens + 1, shape[:2], generator=generator)
+    mask = (torch.arange(tokens) < lengths.unsqueeze(-1)).to(device)
     correct = (torch.rand(shape[:2], generator=generator) > 0.5).to(device)
     logp = -2 * torch.rand(shape, generator=generator).to(device)
-    tokens = (VOCABULARY * torch.rand(shape, generator=generator) ** 4).long().to(device)  # a few are very frequent
-    signals = {"entropy": entropy, "logp": logp, "sum_sq": logp.exp(), "tokens": tokens}
+    ids = (VOCABULARY * torch.rand(shape, generator=generator) ** 4).long().to(device)  # a few are very frequent
+    signals = {"entropy": entropy, "logp": logp, "sum_sq": logp.exp(), "tokens": ids}
     rollouts = Rollouts(mask=mask, reward=correct.float(), **signals)
 
     def other(name: str) -> Callable[[], object]:
@@ -128,6 +129,9 @@ def entropy_seconds(tokens: int, device: str, repeats: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--answers", type=int, nargs="+", default=[512, 5120])
+    parser.add_argument("--group", type=int, default=16, help="answers of a group")
+    parser.add_argument("--tokens", type=int, default=4096, help="of the longest answers")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--write", type=Path, help="also write the table, as Markdown, to this file")
     options = parser.parse_args()
@@ -136,7 +140,7 @@ def main() -> None:
     torch.set_num_threads(1)
     machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{platform.machine()} CPU, one thread"
     lines = [
-        "# Shaping against the entropy it needs",
+        f"# Shaping against the entropy it needs, groups of {options.group}",
         "",
         f"`python {' '.join(sys.argv)}`, {date.today()}, {machine}, torch {torch.__version__}, "
         f"Python {platform.python_version()}.",
@@ -144,13 +148,13 @@ def main() -> None:
         "| algorithm | answers x tokens | shaping s | peak extra MB | entropy s | shaping / entropy |",
         "|---|---|---|---|---|---|",
     ]
-    for answers in (512, 5120):
-        reference = entropy_seconds(answers * TOKENS, options.device, options.repeats)
-        for name, run in shaping(answers, options.device).items():
+    for answers in options.answers:
+        reference = entropy_seconds(answers * options.tokens, options.device, options.repeats)
+        for name, run in shaping(answers, options.group, options.tokens, options.device).items():
             cost = seconds(run, options.device, options.repeats)
             extra = peak_bytes(run, options.device) / 2**20
             lines.append(
-                f"| {name} | {answers} x {TOKENS} | {cost:.3f} | {extra:.0f} | {reference:.1f} | "
+                f"| {name} | {answers} x {options.tokens} | {cost:.3f} | {extra:.0f} | {reference:.1f} | "
                 f"{100 * cost / reference:.3f} % |"
             )
     text = "\n".join(lines) + "\n"
