@@ -146,12 +146,12 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
             for start in range(0, groups, at_once)
         ]
     columns = join_columns([batch.columns for batch in batches], {})
-    signal = torch.cat([give_credit(trainer.algorithm, batch).signal for batch in batches])  # user code may raise
+    signal = torch.cat([give_credit(trainer.algorithm, batch).mixed(size) for batch in batches])  # user code may raise
     entropies = columns["entropy"][columns["mask"]]
     return Answers(
         outcome=columns["outcome"].double().view(-1, size).cpu().numpy(),
         parts=columns["parts"].double().cpu().numpy(),
-        signal=signal[::size].tolist(),
+        signal=signal.tolist(),
         truncated=columns["truncated"].tolist(),
         lengths=columns["length"].tolist(),
         entropy=float(entropies.mean()) if entropies.numel() else 0.0,
