@@ -76,8 +76,9 @@ def test_trls_settings_choose_the_algorithm_where_none_is_named(name, tmp_path, 
     assert ("Training with the algorithm trl" in caplog.text) == (expected != "dew")
 
 
-def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path):
+def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path, caplog):
     algorithm = tiny.config(tmp_path, epsilon=0.1, beta=0.04).build_algorithm()
+    assert "unless use_bias_correction_kl=False" in caplog.text
     assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.1, 0.1, 0.04)
     config = tiny.config(tmp_path, epsilon_high=0.4)
     assert (config.epsilon, config.epsilon_high) == (0.2, 0.4)
@@ -173,6 +174,8 @@ def test_a_missing_column_is_named(tmp_path):
         tiny.trainer(tmp_path, wants_solution)
     with pytest.raises(ConfigError, match=r"the trainer needs the column 'prompt'.*Did you mean 'prompts'\?"):
         tiny.trainer(tmp_path, data=tiny.prompts().rename_column("prompt", "prompts"))
+    with pytest.raises(ConfigError, match="rename the column"):
+        tiny.trainer(tmp_path, data=tiny.prompts().rename_column("answer", "completions"))
 
 
 def test_chat_messages_need_a_chat_template(tmp_path):
@@ -216,8 +219,9 @@ async def raises_later(completions, **_):
 
 @pytest.mark.parametrize(
     ("reward", "advice"),
-    [(raises, "raises failed: KeyError: 'answer'"), (raises_later, "raises_later failed: ZeroDivisionError")],
-)
+    [(raises, "raises failed: KeyError: 'answer'"), (raises_later, "raises_later failed: ZeroDivisionError"),
+     (lambda prompts, completions: [], r"Add \*\*kwargs")],
+)  # fmt: skip
 def test_a_reward_that_fails_raises_one_clear_error(reward, advice, tmp_path):
     with pytest.raises(RewardError, match=advice):
         tiny.trainer(tmp_path, reward).train()
