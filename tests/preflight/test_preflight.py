@@ -91,9 +91,7 @@ def test_exactly_the_bad_golds_are_found(bad, grade, status):
     """One in 200 is only worth a warning; so are more if the reward is graded."""
 
     def digits(completions, answer, **_):
-        return [
-            float(x == gold and x.isdecimal()) or grade * len(x) for x, gold in zip(completions, answer, strict=True)
-        ]
+        return [float(x == y and x.isdecimal()) or grade * len(x) for x, y in zip(completions, answer, strict=True)]
 
     rows = [{"prompt": f"{i}+1=", "answer": "eight" if i in bad else str(i + 1)} for i in range(200)]
     said = check_golds(Data(rows, [digits]), 0, 0.5)

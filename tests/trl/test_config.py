@@ -113,10 +113,7 @@ REJECTED = {
     "other loss": ({"algorithm": "gtpo", "loss_type": "bnpo"}, "gtpo trains with 'dapo'.*algorithm='trl'"),
     "other ratio": ({"algorithm": "grpo", "importance_sampling_level": "sequence"}, "grpo trains with 'token'"),
     "TRL's KL": ({"algorithm": "grpo", "beta": 0.1, "use_bias_correction_kl": True}, "grpo trains with False"),
-    "TRL's KL, dew's coefficient": (
-        {"algorithm": "grpo", "algorithm_kwargs": {"kl_coef": 0.1}, "use_bias_correction_kl": True},
-        "grpo trains with False",
-    ),
+    "dew's KL": ({"algorithm": "grpo(kl_coef=0.1)", "use_bias_correction_kl": True}, "grpo trains with False"),
     "scaling": ({"algorithm": "gtpo", "scale_rewards": False}, "gtpo trains with 'group'"),
     "80/20 rule": ({"algorithm": "gtpo", "top_entropy_quantile": 0.2}, "quantile=0.2, but gtpo trains with 1.0"),
     "two-sided clip": ({"algorithm": "gtpo", "delta": 4.0}, "delta=4.0"),
@@ -209,19 +206,14 @@ def test_several_rewards_need_an_outcome_reward(tmp_path):
         tiny.trainer(tmp_path, [])
 
 
-def raises(completions, **_):
-    raise KeyError("answer")
-
-
 async def raises_later(completions, **_):
     raise ZeroDivisionError
 
 
 @pytest.mark.parametrize(
     ("reward", "advice"),
-    [(raises, "raises failed: KeyError: 'answer'"), (raises_later, "raises_later failed: ZeroDivisionError"),
-     (lambda prompts, completions: [], r"Add \*\*kwargs")],
-)  # fmt: skip
+    [(raises_later, "raises_later failed: ZeroDivisionError"), (lambda completions: [], r"failed: .* Add \*\*kwargs")],
+)
 def test_a_reward_that_fails_raises_one_clear_error(reward, advice, tmp_path):
     with pytest.raises(RewardError, match=advice):
         tiny.trainer(tmp_path, reward).train()
