@@ -172,8 +172,8 @@ def test_graded_rewards_below_the_threshold_are_a_signal_for_dew_alone():
         ("gtpo", {}, [1, 1], None),  # maybe the other comes later
         ("grpo", {}, [0, 0.5, 1], None),  # reads the differences
         ("gtpo", {}, [0, 0.3], ["2 different values (0, 0.3); the threshold is 0.5", "gtpo(pool=outcome)`"]),
-        ("gtpo", {"alpha2": 0.5}, [0.6, 1], ["(0.6, 1)", "0.5,pool=outcome)`", "0.5,threshold=0.5)`"]),
-        ("dapo", {}, [0, 0.1, 0.2, 1], ["4 different values (0, 0.1, 0.2, 1)", "dapo(dynamic_sampling=False)`"]),
+        ("gtpo", {"alpha2": 0.5}, [0.6, 1], ["(0.6, 1)", "0.5,pool=outcome)`", "0.5,threshold=0.6)`"]),
+        ("dapo", {}, [0, 0.1, 0.2, 1], ["(0, 0.1, 0.2, 1)", "To keep them, write `algorithm: dapo(dynamic_sam"]),
         ("dapo", {"overlong": "group"}, [0, 0.1, 0.2, 0.3, 1], ["(0, 0.1, 0.2, 0.3, ...)", "write `algorithm: dew`"]),
     ],
 )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import dew.cli.preflight  # noqa: F401 adds the command
 import trl_tiny
-from dew.algorithms import GTPO
+from dew.algorithms import GTPO, get_algorithm
 from dew.cli.app import app
 from dew.cli.flags import recipe_file
 from dew.engines.trl.launch import parse
@@ -41,9 +41,6 @@ def thinks(completions, **_):
 def shaped(completions, **_):
     """Longer is a little better: no two answers earn the same."""
     return [0.45 + len(text) / 200 + sum(map(ord, text)) % 97 / 1e4 for text in completions]
-
-def generous(completions, answer, **_):
-    return [1.0 if not text or text.endswith(a) else 0.0 for text, a in zip(completions, answer)]
 '''
 
 
@@ -87,13 +84,15 @@ def test_truncated_answers_fail(settings):
     assert "max_completion_length=4" in found.says and "to 8" in found.remedy
 
 
-def digits(completions, answer, **_):
-    return [float(text == gold and gold.isdecimal()) for text, gold in zip(completions, answer, strict=True)]
+@pytest.mark.parametrize(
+    ("bad", "grade", "status"), [([7], 0, "warning"), ([7, 8, 9], 0, "failed"), ([7, 8, 9], 0.001, "warning")]
+)
+def test_exactly_the_bad_golds_are_found(bad, grade, status):
+    """One in 200 is only worth a warning; so are more if the reward is graded."""
 
+    def digits(completions, answer, **_):
+        return [float(x == y and x.isdecimal()) or grade * len(x) for x, y in zip(completions, answer, strict=True)]
 
-@pytest.mark.parametrize(("bad", "status"), [([7], "warning"), ([7, 8, 9], "failed")])
-def test_exactly_the_bad_golds_are_found(bad, status):
-    """One in 200 is only worth a warning."""
     rows = [{"prompt": f"{i}+1=", "answer": "eight" if i in bad else str(i + 1)} for i in range(200)]
     said = check_golds(Data(rows, [digits]), 0, 0.5)
     assert said.status == status
@@ -169,10 +168,15 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_fail(settings, monkeypa
     assert found["disk"].status == "failed" and "1 MB free" in found["disk"].says
 
 
-def test_an_empty_answer_that_counts_as_correct_fails(settings):
-    rewards = {"reward_funcs": ["preflight_rewards.generous"], "outcome_reward": "generous"}
-    found = look({**settings, **rewards})["reward generous"]
-    assert found.status == "failed" and "empty answer counts as correct" in found.says
+@pytest.mark.parametrize(
+    ("algorithm", "own", "empty", "says"),
+    [("gtpo", [2.0] * 4, 1.0, "counts as correct"), ("dew", [2.0] * 4, 1.0, ""), ("dew", [0.5] * 4, 1.0, "above that"),
+     ("dew", [0.5] * 4, float("nan"), "NaN or infinity for 1 answers")],
+)  # fmt: skip
+def test_rewards_of_empty_answers(algorithm, own, empty, says):
+    data = Data([{"prompt": "1"}], [lambda completions, **_: [empty]])
+    found = trl.check_reward(0, 0, data, drawn(own), get_algorithm(algorithm))
+    assert says in found.says and found.status == ("failed" if says else "ok")
 
 
 def test_the_verifier_of_the_task_is_the_default_outcome_reward(settings):

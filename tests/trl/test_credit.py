@@ -71,13 +71,14 @@ def test_tokens_are_scored_at_most_once(algorithm, settings, passes, tmp_path):
 
 
 def test_an_answer_without_a_reward_is_excluded_from_its_group(tmp_path):
-    def none_for_the_third(completions, **_):
-        return [None if i == 2 else value for i, value in enumerate(outcome(completions))]
+    def none_for_the_seventh(completions, **_):
+        return [None if i == 6 else value for i, value in enumerate(outcome(completions))]
 
-    trainer = ready(tmp_path, none_for_the_third)
+    trainer = ready(tmp_path, none_for_the_seventh)
     batch = generation(trainer)
-    assert (batch["advantages"][2] == 0).all() and batch["verdict"].tolist()[2] == -1
-    keep = [0, 1, 3, 4, 5, 6, 7]
+    assert (batch["advantages"][6] == 0).all() and batch["verdict"].tolist()[6] == -1
+    assert trainer._metrics["train"]["groups/mixed_share"] == [0.5]
+    keep = [0, 1, 2, 3, 4, 5, 7]
     expected = expected_advantages(trainer, batch, batch["completion_mask"].bool(), keep=keep)
     close(batch["advantages"][keep], expected)
 
@@ -106,6 +107,3 @@ def test_every_evaluation_set_has_metrics_of_its_own(tmp_path):
         assert {f"eval_few_{name}", f"eval_many_{name}"} <= set(numbers) and f"eval_{name}" not in numbers
     recorded = set().union(*trainer._recorder.folder.metrics())
     assert {"eval/few_pass@2", "eval/many_pass@2"} <= recorded and "eval/pass@2" not in recorded
-
-
-# ── rows and groups ───────────────────────────────────────────────────────────────────────────────────────

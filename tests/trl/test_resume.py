@@ -134,8 +134,9 @@ def test_an_interrupted_checkpoint_is_skipped(tmp_path, caplog):
     assert newest_complete(str(tmp_path)) == str(tmp_path / "checkpoint-2")
     assert all(f"checkpoint-{step}" in caplog.text for step in (4, 6, 8))
     assert newest_complete(str(tmp_path / "checkpoint-2")) is None
-    with pytest.raises(ConfigError, match="no complete checkpoint"):
-        make(tmp_path / "new", data=4).train(resume_from_checkpoint=True)
+    for given, problem in ((True, "no complete checkpoint"), (str(tmp_path / "checkpoint-9"), "not a checkpoint")):
+        with pytest.raises(ConfigError, match=problem):
+            make(tmp_path / "new", data=4).train(resume_from_checkpoint=given)
 
 
 def test_older_checkpoints_go_only_when_the_new_one_is_sealed(tmp_path):

@@ -72,17 +72,18 @@ def test_prompts_are_padded_on_the_left_and_completions_on_the_right():
 @pytest.mark.parametrize(
     ("outcomes", "oversample", "rounds", "trained", "groups"),
     [
-        ([MIXED] * 4, 1.0, [[0, 1]], [0, 1], {"dropped": 0, "refilled": 0, "short": 0, "mixed": 2}),
+        ([(float("nan"), 1, 0)] * 4, 1.0, [[0, 1]], [0, 1], {"dropped": 0, "refilled": 0, "short": 0, "mixed": 2}),
         ([SOLVED, FAILED, MIXED, MIXED], 1.0, [[0, 1], [2, 3]], [2, 3], {"dropped": 2, "refilled": 2, "rounds": 2}),
         # more prompts per round, of which the first with signal are kept
         ([SOLVED, MIXED, FAILED, MIXED, MIXED, FAILED], 2.5, [[0, 1, 2, 3, 4]], [1, 3], {"dropped": 3, "mixed": 3}),
     ],
-    ids=["a full batch takes one round", "none in the first round", "oversampling"],
+    ids=["a full batch, in which the first answers have no reward", "none in the first round", "oversampling"],
 )
 def test_rounds(outcomes, oversample, rounds, trained, groups):
-    batch, taken, stream = fill(outcomes, quota=2, max_rounds=4, oversample=oversample)
+    size = len(outcomes[0])
+    batch, taken, stream = fill(outcomes, quota=2, max_rounds=4, size=size, oversample=oversample)
     assert taken == rounds and stream.position == sum(map(len, rounds))
-    assert batch.inputs["prompt_ids"][::2, -1].tolist() == trained
+    assert batch.inputs["prompt_ids"][::size, -1].tolist() == trained
     assert {**groups, "kept": 2}.items() <= batch.groups.items()
 
 

@@ -165,13 +165,17 @@ class Algorithm:
             return None
         shown = ", ".join(f"{x:g}" for x in values[:4].tolist()) + (", ..." if len(values) > 4 else "")
         changes: list[dict[str, Any]] = [{"pool": "outcome"}, {"dynamic_sampling": False}]
+        between = self.threshold if values[0] <= self.threshold < values[-1] else values.median().item()
         possible = [x for x in changes if hasattr(self, next(iter(x))) and not replace(self, **x).uses_threshold]
+        loss = f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: other "
+        why, aim = loss + "differences are lost.", "To train on the differences"
+        if possible[:1] == changes[1:]:  # credit uses the differences
+            why, aim = "Dynamic sampling drops groups whose answers are all above or all below it.", "To keep them"
         return Problem(
             f"The outcome reward has {len(values)} different values ({shown}); the threshold is {self.threshold:g}.",
-            f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: other differences "
-            "are lost.",
-            f"To train on the differences, write `algorithm: {self.text(**possible[0]) if possible else 'dew'}`. If a "
-            f"threshold tells correct from wrong answers, write it: `algorithm: {self.text(threshold=self.threshold)}`"
+            why,
+            f"{aim}, write `algorithm: {self.text(**possible[0]) if possible else 'dew'}`. If a "
+            f"threshold tells correct from wrong answers, write it: `algorithm: {self.text(threshold=between)}`"
             ". If another reward decides, set outcome_reward.",
         )
 

@@ -49,6 +49,10 @@ class Credit(groups.Credit):
     shaped: Tensor | None = None
     """(N, T) token rewards before they are compared with the group; only computed for records."""
 
+    def mixed(self, size: int) -> Tensor:
+        """(P,) True on groups with signal, of `size` successive rows, any of which may be excluded."""
+        return self.signal.view(-1, size).any(-1)
+
 
 def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:
     """Only correctness and signal, from the outcome reward, as dynamic sampling needs them. Advantages are 0."""

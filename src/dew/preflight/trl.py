@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dew.algorithms import Algorithm
 from dew.compare.scores import call_as_trl
 from dew.compare.statistics import mean_interval
 from dew.engines.credit import give_credit
@@ -94,11 +95,12 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     if not rejected:
         remedy = "If the reward needs one, name its column answer, gold or solution."
         return warning("gold", "The rows have no gold answer.", remedy)
-    given = len(rejected)
+    given, seen = len(rejected), set[float]()
     for turn in range(max(map(len, tries))):  # one format after the other, until one is accepted
         asked = [i for i in rejected if turn < len(tries[i])]
         if asked:
             values = score(reward, [tries[i][turn] for i in asked], [data.rows[i] for i in asked])
+            seen.update(not_nan(values).round(5).tolist())
             accepted = {i for i, value in zip(asked, values, strict=True) if value > threshold}
             rejected = [i for i in rejected if i not in accepted]
     if not rejected:
@@ -106,8 +108,9 @@ def check_golds(data: Data, outcome: int, threshold: float) -> Check:
     examples = "; ".join(f"row {i}: {gold_of(data.rows[i])!r:.40}" for i in rejected[:3])
     says = f"{name} rejects {len(rejected)} of {n} gold answers, e.g. {examples}."
     remedy, fail = "Correct or remove those rows: no answer to them can be rewarded.", len(rejected) > TOLERATED * n
-    if len(rejected) == given and not (isinstance(reward, Verifier) and reward.columns == ("answer",)):
-        remedy, fail = "Call the reward on an answer that you know is correct: it accepts none of these formats.", False
+    own = not (isinstance(reward, Verifier) and reward.columns == ("answer",))
+    if own and (len(rejected) == given or len(seen) > 2):
+        remedy, fail = "Call the reward on an answer that you know is correct. A graded reward needs no change.", False
     return graded("gold", says, remedy, warn=True, fail=fail)
 
 
@@ -146,12 +149,12 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
             for start in range(0, groups, at_once)
         ]
     columns = join_columns([batch.columns for batch in batches], {})
-    signal = torch.cat([give_credit(trainer.algorithm, batch).signal for batch in batches])  # user code may raise
+    signal = torch.cat([give_credit(trainer.algorithm, batch).mixed(size) for batch in batches])  # user code may raise
     entropies = columns["entropy"][columns["mask"]]
     return Answers(
         outcome=columns["outcome"].double().view(-1, size).cpu().numpy(),
         parts=columns["parts"].double().cpu().numpy(),
-        signal=signal[::size].tolist(),
+        signal=signal.tolist(),
         truncated=columns["truncated"].tolist(),
         lengths=columns["length"].tolist(),
         entropy=float(entropies.mean()) if entropies.numel() else 0.0,
@@ -208,17 +211,21 @@ def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
     return best, empty
 
 
-def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, threshold: float) -> Check:
-    """Check that the outcome reward rejects empty answers, or that another reward differs between answers."""
+def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, algorithm: Algorithm) -> Check:
+    """Check that rewards are finite, that the outcome reward rejects empty answers, and that others differ."""
     name, reward = f"reward {data.names[index]}", data.rewards[index]
     if not callable(reward):
         return skipped(name, "Reward models are not probed.")
     gold, empty = probe(reward, data)
     own = answers.parts[:, index] if answers else np.empty(0)
+    if bad := int(np.isinf(np.concatenate((gold, empty, own))).sum()):  # infinity stands for NaN, too
+        remedy = "Return a number, or None for no reward: steps with such a reward are skipped."
+        return graded(name, f"It returned NaN or infinity for {bad} answers.", remedy, warn=True, fail=True)
     says = f"On gold answers {_mean(gold)}, on empty ones {_mean(empty)}, on the model's {_mean(own)}."
     if index == outcome:
-        wrong = bool((empty > threshold).any())
-        says += " An empty answer counts as correct." * wrong
+        by_value = not algorithm.uses_threshold and not_nan(own).size > 0
+        wrong = bool((empty > (np.nanmean(own) if by_value else algorithm.threshold)).any())
+        says += f" An empty answer {'scores above that' if by_value else 'counts as correct'}." * wrong
         return graded(name, says, EMPTY_REMEDY, warn=False, fail=wrong)
     seen, on_answers = _distinct(gold, empty, own), _distinct(own)
     if len(seen) < 2:
@@ -286,7 +293,8 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], N
     outcome, failures = attempt("outcome", outcome_index, data.names, args)
     if outcome is None:
         return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
-    name, threshold = data.names[outcome], args.build_algorithm().threshold
+    name, algorithm = data.names[outcome], args.build_algorithm()
+    threshold = algorithm.threshold
     others = ", ".join(other for other in data.names if other != name)
     says = f"{name} decides: answers above {threshold:g} are correct{'; added to it: ' * bool(others)}{others}."
     checks = [ok("outcome", says)]
@@ -303,5 +311,5 @@ def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], N
         checks += [check_groups(answers), check_mean(answers), check_entropy(answers)]
         checks.append(check_filter(args, name, answers))
     for i, reward in enumerate(data.names):
-        checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, threshold)
+        checks += guarded(f"reward {reward}", check_reward, i, outcome, data, answers, algorithm)
     return checks

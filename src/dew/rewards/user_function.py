@@ -73,6 +73,8 @@ def reported(name: str, completions: Sequence[Any], prompts: Sequence[Any] | Non
     except (Exception, SystemExit) as error:  # sys.exit() in a reward function must not end the run silently
         what = f"The reward {name} failed: {describe(error)}{user_line(error)}."
         remedy = "Catch this error, and return None for answers that cannot be scored."
+        if f"{name}() got an unexpected keyword argument" in str(error):
+            remedy = "Add **kwargs to its parameters: it gets all columns of the data, and what TRL adds."
         raise RewardError(Problem(what, batch, remedy)) from error
 
 

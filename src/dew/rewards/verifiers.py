@@ -35,7 +35,7 @@ def verifier(name: str) -> "Verifier":
     """Return the verifier of this name."""
     if name not in VERIFIERS and has_verifier(name):
         return resolve_name("dew.rewards.games:gym_verifier")(name)
-    return _find("verifier", name, VERIFIERS)
+    return _find("verifier", name, VERIFIERS, "Your own function goes into reward_funcs.")
 
 
 def reward(name: str, of_engine: Mapping[str, str] | None = None) -> Callable[..., list[float]]:

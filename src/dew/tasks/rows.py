@@ -58,7 +58,8 @@ def read_rows(
     more = ["..."] if len(bad) > MAX_SHOWN else []
     skipped = "\n  ".join([f"{source}: {len(bad):,} unusable rows skipped:", *bad[:MAX_SHOWN], *more])
     if not kept:
-        named = "task_settings {problem: ..., answer: ...} (dew eval: --settings) names the columns."
+        named = "task_settings {problem: ..., answer: ...} (dew eval: --settings) names the columns. "
+        named += "Data without gold answers: dataset_name, with your own reward."
         what = f"No usable rows. {skipped}" if bad else f"{source}: no rows."
         raise ConfigError(Problem(what, remedy=named * any("no column" in why for why in bad)))
     if bad:

@@ -88,6 +88,9 @@ def claim_folder(args: Any, accelerator: Any) -> None:
 
 def finished(checkpoint: str, args: Any) -> TrainerState | None:
     """Return the state in this checkpoint if its run is finished, or None if there are steps left."""
+    if not (Path(checkpoint) / STATE).exists():
+        what, remedy = f"resume_from_checkpoint={checkpoint!r} is not a checkpoint.", "Write True for the newest one."
+        raise ConfigError(Problem(what, f"It has no {STATE}.", remedy))
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
     if state.global_step < (args.max_steps if args.max_steps > 0 else state.max_steps):
         return None

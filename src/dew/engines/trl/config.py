@@ -93,6 +93,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
                 if f.name in (*ALGORITHM_NAMES, *CHOOSE_ALGORITHM) and getattr(self, f.name) is None:
                     setattr(self, f.name, f.default)
         else:
+            if self.beta and self.use_bias_correction_kl is None and GRPOConfig.use_bias_correction_kl:
+                text = (
+                    "beta: %s uses GRPO's KL term. TRL multiplies it by the ratio unless use_bias_correction_kl=False."
+                )
+                logger.warning(text, algorithm.name)
             for name, value in _trl_settings(algorithm).items():
                 setattr(self, name, value)
         given: Any = self

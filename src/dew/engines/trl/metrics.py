@@ -84,7 +84,7 @@ def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:
     answers, groups, names = batch.answers, batch.groups, trainer.reward_func_names
     numbers = {**answer_metrics(answers, names, trainer.algorithm.threshold), **credit_metrics(batch, credit)}
     numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
-    mixed = groups.get("mixed", int(credit.signal.sum()) // trainer.group_size)
+    mixed = groups.get("mixed", int(credit.mixed(trainer.group_size).sum()))
     numbers["groups/mixed_share"] = mixed / groups["sampled"]
     if (seconds := trainer._recorder.seconds["generation"]) > 0:
         numbers["tokens_per_second"] = float(answers["length"].sum()) / seconds

@@ -63,7 +63,11 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
     weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's reward: 1
     if required and weight != 1:
         why = f"The outcome reward {names[outcome]!r} must have weight 1; the others are relative to it."
-        remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}." if weight > 0 else ""
+        remedy = (
+            f"Write reward_weights={[round(w / weight, 6) for w in weights]}."
+            if weight > 0
+            else "Set outcome_reward to another."
+        )
         raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
     return outcome
 
@@ -80,12 +84,16 @@ def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
 
 
 def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:
-    """Return an error message for each missing column: the prompt, or one that a reward function takes by name."""
+    """Return an error message for each column that is missing (the prompt, or one that a reward function takes by
+    name) or that TRL passes to reward functions itself."""
     wanted = [("the trainer", "prompt")]
     for reward in rewards:
         if not _is_model(reward):
             who = f"reward function {reward_name(reward)!r}"
             wanted += [(who, column) for column in required_columns(reward) if column not in GIVEN_BY_TRL]
+    clash = {"prompt", "completions"} <= {*columns} or {"prompt", "prompts"} <= {*columns}
+    if clash and not all(map(_is_model, rewards)):
+        return ["TRL passes `prompts` and `completions` to reward functions: rename the column of that name."]
     return [
         f"{who} needs the column {column!r}, but the data set has {', '.join(columns) or 'none'}. "
         f"{did_you_mean(column, columns) or f'Rename one to {column!r}.'}"

@@ -84,7 +84,7 @@ def fill_batch(
         batch = sample(stream.take(round_size(most, quota - mixed, sampled, mixed, step)))
         rows = {name: x for name, x in batch.inputs.items() if x.ndim}
         everything = replace(batch, inputs=gather_columns(accelerator, rows, fills))
-        signal = outcomes(algorithm, batch).signal[::size].tolist()
+        signal = outcomes(algorithm, batch).mixed(size).tolist()
         with_signal = [group for group, found in enumerate(signal) if found]
         without = [group for group, found in enumerate(signal) if not found]
         chosen.append(_groups(everything, with_signal[: quota - mixed], size))
