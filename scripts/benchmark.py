@@ -364,7 +364,7 @@ def _screening(runs: Sequence[Result]) -> tuple[str, str] | None:
     clear = ", ".join(arm for arm, d in than[0].items() if d.holm < SIGNIFICANT) or "none"
     about = f"""{max(d.pairs for d in than[0].values())} of {planned} seeds. A seed's value is its mean over the
 learning rates {rates}; p is Holm's, over the candidates. Different from DAPO: {clear}. Commit ed304a7e has the
-settings of `dew` that did not go on; they have been removed since.
+settings of `dew` that did not advance and have been removed since.
 
 ![pass@1 − DAPO of the candidates](images/benchmark-screen.svg)
 
