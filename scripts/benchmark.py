@@ -310,7 +310,7 @@ def _progress(runs: Runs) -> str:
             todo = "not known yet"
         machine = ", ".join(sorted({str(x["machine"]["gpu"] or "CPU") for x in facts}))
         start = f"{start_of(task, runs):.3f}" if runs.get(f"start-{task}") else ""
-        about = [stage, f"{task}: {b.TASKS[task].title}", str(facts[0]["warm_start"]["model"]), start]
+        about = [stage, f"{task}: {b.TASKS[task].title}", Path(facts[0]["warm_start"]["model"]).name, start]
         lines.append([*about, str(len(of)), todo, f"{(ended - began) / 60:.0f}", machine])
     head = ["stage", "task", "model", "pass@1 at the start", "runs", "missing", "minutes", "machine"]
     return markdown_table(head, lines)
