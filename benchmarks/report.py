@@ -195,7 +195,7 @@ def table(title: str, head: str, found: dict[str, list[tuple[float, float, float
         cpu, wall, complete = ([1000 * seconds for seconds in column] for column in zip(*times, strict=True))
         median = f"{statistics.median(wall):.0f} ({min(wall):.0f} to {max(wall):.0f})"
         rows.append(f"| {label} | {min(cpu):.0f} | {median} | {statistics.median(complete):.0f} |")
-    return [f"### {title}", "", f"| {head} | CPU, ms | wall, ms | complete, ms |", "|---|---|---|---|", *rows, ""]
+    return [f"## {title}", "", f"| {head} | CPU, ms | wall, ms | complete, ms |", "|---|---|---|---|", *rows, ""]
 
 
 def main() -> None:

@@ -310,7 +310,7 @@ def _progress(runs: Runs) -> str:
             todo = "not known yet"
         machine = ", ".join(sorted({str(x["machine"]["gpu"] or "CPU") for x in facts}))
         start = f"{start_of(task, runs):.3f}" if runs.get(f"start-{task}") else ""
-        about = [stage, f"{task}: {b.TASKS[task].title}", str(facts[0]["warm_start"]["model"]), start]
+        about = [stage, f"{task}: {b.TASKS[task].title}", Path(facts[0]["warm_start"]["model"]).name, start]
         lines.append([*about, str(len(of)), todo, f"{(ended - began) / 60:.0f}", machine])
     head = ["stage", "task", "model", "pass@1 at the start", "runs", "missing", "minutes", "machine"]
     return markdown_table(head, lines)
@@ -364,7 +364,7 @@ def _screening(runs: Sequence[Result]) -> tuple[str, str] | None:
     clear = ", ".join(arm for arm, d in than[0].items() if d.holm < SIGNIFICANT) or "none"
     about = f"""{max(d.pairs for d in than[0].values())} of {planned} seeds. A seed's value is its mean over the
 learning rates {rates}; p is Holm's, over the candidates. Different from DAPO: {clear}. Commit ed304a7e has the
-settings of `dew` that did not go on; they have been removed since.
+settings of `dew` that did not advance and have been removed since.
 
 ![pass@1 − DAPO of the candidates](images/benchmark-screen.svg)
 

@@ -434,7 +434,7 @@ def test_a_study_is_judged_over_its_seeds(tmp_path: Path) -> None:
     assert {(d["unit"], d["pairs"]) for d in differences} == {("seeds", 6)}
     assert content["findings"][0]["text"] == (
         "synthetic(1) and synthetic(2) are within noise of baseline in mean accuracy in training (±0.006), "
-        "accuracy at the end of training (±0.019), pass@1 (±0.019) and pass@16 (±0.019)."
+        "pass@1 (±0.019), pass@16 (±0.019) and accuracy at the end of training (±0.019)."
     )
     assert len(content["runs"]) == 18 and "strength" in json.dumps(content["settings"])
 
@@ -454,7 +454,7 @@ def test_tasks_of_a_study_are_judged_apart(tmp_path: Path) -> None:
         single = report_of(build([alone]))
         assert [results[key] for key in ("findings", "rows")] == [single[key] for key in ("findings", "rows")]
         names = [row["name"] for row in results["rows"]]
-        assert names[:4] == ["area", "final", "pass@1", "pass@16"] and not {"accuracy", "eval/pass@1"} & set(names)
+        assert names[:4] == ["area", "pass@1", "pass@16", "final"] and not {"accuracy", "eval/pass@1"} & set(names)
     labels = [arm["label"] for arm in content["tasks"][1]["arms"]]
     assert labels == ["baseline @ 0.0001", "synthetic(1) @ 0.0002", "synthetic(2) @ 0.0002"]
     (text,) = (finding["text"] for finding in content["tasks"][0]["findings"] if finding.get("alarm") == "wrong_sign")

@@ -43,9 +43,9 @@ function makeScale(kind, values) {
   }
   if (kind === 'relative') {
     const reach = Math.max(reachOf(known(values).map((v) => Math.abs(v) - 1)), 0.02);
-    const deep = (v) => v && depth(0.5 + (0.5 * (Math.abs(v) - 1)) / reach, 1);
-    const of = (v) => [v > 0 ? 'plus' : v < 0 ? 'less' : 'none', deep(v)];
     const ends = [Math.max(0, 1 - reach), 1 + reach];
+    const deep = (v) => v && depth(Math.abs(v) - ends[0], ends[1] - ends[0]);
+    const of = (v) => [v > 0 ? 'plus' : v < 0 ? 'less' : 'none', deep(v)];
     return { of, legend: [{ hue: 'less', from: -ends[1], to: -ends[0] }, { hue: 'plus', from: ends[0], to: ends[1] }] };
   }
   const [centre, back] = kind === 'ratio' ? [Math.log, Math.exp] : [(v) => v, (v) => v];

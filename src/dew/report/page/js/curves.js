@@ -6,7 +6,7 @@ const curvesLook = () => [state.smooth, state.seeds, state.as, state.hide, isDar
 function curvesNote(runs) {
   const { sample: some } = runs.find(({ sample }) => sample.steps < sample.steps_of) || {};
   const sample = some ? ` ${whole(some.steps)} of ${whole(some.steps_of)} steps are shown.` : '';
-  return `Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${sample}`;
+  return `By step. Numbers are not smoothed. Drag to zoom, double-click to reset. Dotted lines are alarms.${sample}`;
 }
 
 const MOST_CHIPS = 16;

@@ -118,7 +118,7 @@ function drawViews() {
     sectionOf(name).replaceChildren();
     idle().then(() => make(name));
   }
-  window.dew = { report, view, advantages }; // for tests
+  window.dew = { report, view, advantages, makeScale }; // for tests
 }
 
 let shownStamp = document.documentElement.dataset.live; // of the runs, if `dew view` serves this page

@@ -138,7 +138,7 @@ function rowCard(row) {
   const card = h('section.row', { 'data-metric': row.name, '--lines': arms().length });
   const redraw = () =>
     refill(card,
-      h('h3', title, quiet(` ${visible(row.note)}`)),
+      h(mainRows(view.report).includes(row) ? 'h2' : 'h3', title, quiet(` ${visible(row.note)}`)),
       arms().map((arm) => rowLine(row, arm, reach)),
       h('div.row-line.row-axis', h('span', ' '), axis(...axisOf(row).map(show)), h('span.row-values', ' '), differs),
     );
