@@ -7,6 +7,7 @@ one sequence without padding. `dew.decoding` samples.
 import hashlib
 import inspect
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -122,6 +123,8 @@ def load_base(name: str, device: str) -> Base:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
+    # every pass has another size; with fixed segments PyTorch comes to reserve a third more memory
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     path = find_model(name, "--model")
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
