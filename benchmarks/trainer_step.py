@@ -3,15 +3,18 @@
     python benchmarks/trainer_step.py                  a Qwen2-like model of 0.5 B parameters on one GPU
     python benchmarks/trainer_step.py --model 1.5B     Qwen2.5-1.5B's shape
     python benchmarks/trainer_step.py --completion 16384 --rows 16 --micro-batch 1 [--lora 16] [--no-checkpointing]
+    python benchmarks/trainer_step.py --longest --rows 2 --answers 2 --micro-batch 1 --model 7B --lora 16
     python benchmarks/trainer_step.py --small          a toy model on the CPU, to test the script
 
 Sampling is not included, since it is the same for both: completions are random tokens of a fixed length, and the step
 is everything after that: rewards, the forward pass of the old policy if needed, credit, loss, backward, optimizer.
-Weights are random, which does not affect timing. This does not measure learning. The use of the GPU (MFU) is that of
-989 TFLOP/s by the update's products: 6 operations per weight and token, 4 if the weight is frozen, and attention.
+Weights are random, which does not affect timing. This does not measure learning. --longest doubles --completion until a
+step does not fit into memory. The use of the GPU (MFU) is that of 989 TFLOP/s by the update's products: 6 operations
+per weight and token, 4 if the weight is frozen, and attention.
 """
 
 import argparse
+import gc
 import json
 import os
 import platform
@@ -28,19 +31,15 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from rollout import QWEN, SHAPES
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from dew.engines.trl import DewConfig, DewTrainer
 
-MODELS = {
-    "0.5B": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "1.5B": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
-}
-QWEN = {"num_key_value_heads": 2, "vocab_size": 151936}
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 512}  # fmt: skip
+         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}  # fmt: skip
 
 PEAK = 989e12
 
@@ -110,7 +109,7 @@ def measure(name, options, shape, folder):
     cuda = not options.small
     torch.manual_seed(0)
     settings = {
-        "output_dir": str(Path(folder) / re.sub(r"\W+", "_", name)),
+        "output_dir": str(Path(folder) / re.sub(r"\W+", "_", f"{name} {options.completion}")),
         "per_device_train_batch_size": options.micro_batch,
         "gradient_accumulation_steps": options.rows // options.micro_batch,
         "num_generations": options.answers,
@@ -134,7 +133,7 @@ def measure(name, options, shape, folder):
         args = DewConfig(algorithm=algorithm, records_every=0, exact_head=exact, **settings)
     timer = StepTimer(cuda)
     with torch.device("cuda" if cuda else "cpu"):
-        model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=32768))
+        model = Qwen2ForCausalLM(Qwen2Config(**shape, max_position_embeddings=options.prompt + options.completion))
     if options.lora and cuda:
         model = model.to(torch.bfloat16)
     if options.compile:
@@ -198,28 +197,47 @@ def main():
     parser.add_argument("--completion", type=int, default=2048)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warm-up", type=int, default=2)
-    parser.add_argument("--model", choices=MODELS, default="0.5B")
+    parser.add_argument("--model", choices=SHAPES, default="0.5B")
     parser.add_argument("--cases", nargs="*", default=list(CASES))
+    parser.add_argument("--longest", action="store_true", help="double --completion while a step fits into memory")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    shape = MODELS[options.model] | QWEN
+    shape = QWEN | SHAPES[options.model]
     if options.small:
         shape, options.rows, options.answers, options.micro_batch = SMALL, 8, 4, 4
         options.prompt, options.completion = 8, 32
 
-    results = {}
+    results, first = {}, options.completion
     with tempfile.TemporaryDirectory() as folder:
         for name in options.cases:
-            results[name] = found = measure(name, options, shape, folder)
-            shown = ", ".join(f"{key} {value:.4g}" for key, value in found.items() if value is not None)
-            print(f"{name}: {shown}", flush=True)
-            if not options.small:
-                torch.cuda.empty_cache()
+            label, options.completion = name, first
+            while (found := fitting(name, options, shape, folder)) is not None:
+                label = f"{name}, {options.completion:,} tokens" if options.longest else name
+                results[label] = found
+                shown = ", ".join(f"{key} {value:.4g}" for key, value in found.items() if value is not None)
+                print(f"{label}: {shown}", flush=True)
+                if not options.longest:
+                    break
+                options.completion *= 2
+            else:
+                print(f"{name}: {options.completion:,} tokens do not fit into memory", flush=True)
     machine = platform.processor() if options.small else torch.cuda.get_device_name()
     print(f"\n{machine}, torch {torch.__version__}, {vars(options)}\n")
     print(table(results))
     if options.out:
         options.out.write_text(table(results) + "\n")
+
+
+def fitting(name, options, shape, folder):
+    """What `measure` returns, or None if it runs out of memory."""
+    try:
+        return measure(name, options, shape, folder)
+    except torch.OutOfMemoryError:
+        return None
+    finally:
+        gc.collect()
+        if not options.small:
+            torch.cuda.empty_cache()
 
 
 def table(results):

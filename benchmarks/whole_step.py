@@ -48,8 +48,9 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs m
 
 import torch
 from datasets import Dataset
+from rollout import QWEN, SHAPES
 from torch.profiler import ProfilerActivity, profile, record_function
-from trainer_step import MODELS, QWEN, SMALL, StepTimer, adapters, compile_layers, tokenizer
+from trainer_step import SMALL, StepTimer, adapters, compile_layers, tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
@@ -158,7 +159,7 @@ def problem(options, shape):
     def build():
         torch.manual_seed(0)
         with torch.device("cpu" if options.small else "cuda"):
-            model = Qwen2ForCausalLM(Qwen2Config(**shape, tie_word_embeddings=True, max_position_embeddings=8192))
+            model = Qwen2ForCausalLM(Qwen2Config(**shape, max_position_embeddings=options.completion + 1024))
         model = model.to(base_dtype(options))
         model.generation_config.eos_token_id = list(range(300, shape["vocab_size"], options.mean_length))
         model.generation_config.pad_token_id = 0
@@ -233,7 +234,8 @@ def measure(name, options, shape, folder):
         torch.cuda.reset_peak_memory_stats()
     trainer.train()
     steps = timer.steps[options.warm_up : last - bool(trace and options.steps > 1)]  # a traced step is slower
-    found = {"step": statistics.median(sum(s[phase] for phase in PHASES) for s in steps)}
+    whole = [sum(s[phase] for phase in PHASES) for s in steps]
+    found = {"step": statistics.median(whole), "least": min(whole), "most": max(whole)}
     found |= {phase: statistics.median(s[phase] for s in steps) for phase in PHASES}
     found["tokens"] = statistics.median(sum(c for _, c in s["lengths"]) for s in steps)
     found["floor"] = statistics.median(floor(trainer.model, s["lengths"], rows) for s in steps)
@@ -257,7 +259,7 @@ def floor(model, lengths, trained):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--model", choices=MODELS, default="0.5B")
+    parser.add_argument("--model", choices=SHAPES, default="0.5B")
     parser.add_argument("--weights", help="folder with a model and its tokenizer")
     parser.add_argument("--data", help="problems, .jsonl.gz; with --weights")
     parser.add_argument("--prompts", type=int, default=16, help="prompts of a step")
@@ -281,7 +283,7 @@ def main():
     if options.figure:
         print(figure(options.figure.read_text()), end="")
         return
-    shape = MODELS[options.model] | QWEN
+    shape = QWEN | SHAPES[options.model]
     if options.small:
         shape = SMALL | {"hidden_size": 128}  # heads of 32, the least that vLLM has on a CPU
         options.prompts, options.answers, options.micro_batch = 2, 4, 4
@@ -329,13 +331,16 @@ def in_a_process(name, measure):
 def table(results):
     """Markdown; every row relative to the first."""
     first = next(iter(results.values()))["step"]
-    columns = ["step, s", "relative to the first", *PHASES, "tokens/s", "step / floor", "peak, GiB"]
+    columns = ["step, s", "relative to the first", *PHASES, "tokens/s", "step / floor", "peak, GiB", "range, s"]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, found in results.items():
         phases = " | ".join(f"{found[phase]:.3f}" for phase in PHASES)
         memory = f"{found['peak_gib']:.1f} ({found['reserved_gib']:.1f} reserved)" if "peak_gib" in found else ""
+        spread = f"{found['least']:.3f} to {found['most']:.3f}"
         speed = f"{found['tokens/s']:,.0f} | {found['step'] / found['floor']:.1f}"
-        lines.append(f"| {name} | {found['step']:.3f} | {found['step'] / first:.2f} | {phases} | {speed} | {memory} |")
+        lines.append(
+            f"| {name} | {found['step']:.3f} | {found['step'] / first:.2f} | {phases} | {speed} | {memory} | {spread} |"
+        )
     return "\n".join(lines)
 
 
