@@ -94,9 +94,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
                     setattr(self, f.name, f.default)
         else:
             if self.beta and self.use_bias_correction_kl is None and GRPOConfig.use_bias_correction_kl:
-                text = (
-                    "beta: %s uses GRPO's KL term. TRL multiplies it by the ratio unless use_bias_correction_kl=False."
-                )
+                text = "beta: TRL multiplies the KL term by the ratio unless use_bias_correction_kl=False; %s does not."
                 logger.warning(text, algorithm.name)
             for name, value in _trl_settings(algorithm).items():
                 setattr(self, name, value)
