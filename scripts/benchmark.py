@@ -50,8 +50,8 @@ FIRST_RATES = SCREEN_RATES = (4e-5, 8e-5)
 THIRD = {4e-5: 2e-5, 8e-5: 1.6e-4}
 """The third rate of stage 1 on A, if this one is the better of the first two."""
 WIDE_RATES = (4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4)
-"""Those of DAPO on C. The finalists have three around its best."""
-TUNED = {"C": "C-train"}
+"""Those of DAPO on B and C. The finalists have three around its best."""
+TUNED = {"B": "B-train", "C": "C-train"}
 """Where the learning rates for a task are chosen, if not on A-train."""
 SCREENED = 2
 """So many candidates, the best of the screening, join stage 3."""
@@ -86,7 +86,7 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
         return [(b.BASELINE, STANDSTILL)]
     if stage == "replication":
         return [(arm, 4e-5) for arm in (b.BASELINE, "dew", str(b.companions("dew")[1]))]
-    if stage == "stage1" and task == TUNED["C"]:
+    if stage == "stage1" and task in TUNED.values():
         of = b.rate_means(runs.get(f"stage1-{task}", ())).get(b.BASELINE, {})
         best = [max(WIDE_RATES, key=of.__getitem__)] if of.keys() >= set(WIDE_RATES) else []
         others = FINALISTS[1:] if not runs.get("stage2-A") or missing("stage2", "A", runs) else finalists(runs)[1:]

@@ -69,6 +69,11 @@ def test_sums_for_tuning_leave_the_test_problems_out():
         not parts[0] & parts[1] and not tested & (parts[0] | parts[1]) and len(tested) + sum(map(len, parts)) == 99**2
     )
     assert [m["content"] for m in Sums(example=True).rows(1)[0]["prompt"]][:2] == ["What is 23 + 45?", "23 + 45 = 68"]
+    assert {row["solution"] for x in ("train", "held_out") for row in Sums(numbers=3, largest=2).rows(9, split=x)} == {
+        f"{a} + {b} + {c} = {a + b + c}" for a in (1, 2) for b in (1, 2) for c in (1, 2)
+    }
+    with pytest.raises(ConfigError, match="more than 2,000,000 problems"):
+        Sums(numbers=4).rows(1)
 
 
 def test_rows_become_a_data_set(problems):

@@ -63,7 +63,8 @@ QWEN, SMOL = "Qwen/Qwen2.5-Coder-0.5B-Instruct", "HuggingFaceTB/SmolLM2-135M-Ins
 TASKS = {
     "A": Task("GSM8K", QWEN, "gsm8k"),
     "A-train": Task("GSM8K, held-out training problems", QWEN, "gsm8k", {"held_out": "train"}),
-    "B": Task("countdown in words", QWEN, "countdown-tinyzero", {"template": "tinyzero"}),
+    "B": Task("sums of three numbers", QWEN, "sums", {"numbers": 3}, 256),
+    "B-train": Task("sums of three, held-out training problems", QWEN, "sums", {"numbers": 3, "tuning": True}, 256),
     "C": Task("sums of two numbers", SMOL, "sums", {"example": True}, 64),
     "C-train": Task("sums, held-out training problems", SMOL, "sums", {"example": True, "tuning": True}, 64),
     "D": Task("GSM8K, 1.5B", "Qwen/Qwen2.5-Coder-1.5B-Instruct", "gsm8k"),
@@ -83,7 +84,7 @@ class Stage:
 STAGES = {
     "start": Stage(400, dict.fromkeys(TASKS, 1), {"generations": 3}),
     "replication": Stage(300, {"A": 20}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
-    "stage1": Stage(0, {"A-train": 4, "C-train": 4}, {"eval_problems": 192}),
+    "stage1": Stage(0, {"A-train": 4, "B-train": 4, "C-train": 4}, {"eval_problems": 192}),
     "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage2": Stage(100, {"A": 8}, {"eval_problems": 192}, random="A"),
     "stage3": Stage(200, {"A": 16, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="CD"),

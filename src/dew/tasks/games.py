@@ -1,14 +1,14 @@
 """Generated problems: two games, the data sets of reasoning-gym, and the bundled tiny models that play countdown.
 
 countdown            reach a target from a few numbers with + - *     `2,3,5>16:`       `3+5=8;8*2=16`
-sums                 add two numbers, asked in a chat                 `What is 47 + 85?`
+sums                 add two or more numbers, asked in a chat         `What is 47 + 85?`
 reasoning_gym:NAME   a data set of reasoning-gym with its settings; needs the extra `gym`
 """
 
 import ast
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import combinations_with_replacement, count, permutations
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,6 +20,7 @@ from dew.tasks.rows import Row
 BUNDLED = {name: Path(__file__).parent / "data" / name for name in ("tiny", "tiny6")}
 """Folders of the bundled models, each with a README.md."""
 TINY = BUNDLED["tiny"]
+MAX_SUMS = 2_000_000
 MAX_MISSES = 20_000
 """Stop generating after this many consecutive draws without a new problem."""
 
@@ -89,8 +90,9 @@ class Countdown:
 
 @dataclass(frozen=True)
 class Sums:
-    """Add two numbers, for small chat models. The last number in an answer counts. a + b and b + a are in one split."""
+    """Add numbers, for small chat models. The last number in an answer counts. a + b and b + a are in one split."""
 
+    numbers: int = 2
     largest: int = 99
     example: bool = False
     """Whether the chat begins with a solved sum."""
@@ -102,18 +104,22 @@ class Sums:
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
         """Return n distinct problems, or all if there are fewer, in an order that depends only on the seed."""
         check_split(split)
-        pairs = [(a, b) for a in range(1, self.largest + 1) for b in range(1, self.largest + 1)]
+        if self.largest**self.numbers > MAX_SUMS:
+            what = f"sums numbers={self.numbers}, largest={self.largest}: more than {MAX_SUMS:,} problems."
+            raise ConfigError(Problem(what, remedy="Lower one of them."))
+        keys: Iterable[tuple[int, ...]] = combinations_with_replacement(range(1, self.largest + 1), self.numbers)
         if self.tuning:
-            pairs = [pair for pair in pairs if split_of(tuple(sorted(pair))) == "train"]
+            keys = (key for key in keys if split_of(key) == "train")
         more = ("tuning",) if self.tuning else ()
-        pairs = [pair for pair in pairs if split_of((*sorted(pair), *more)) == split]
-        Random(f"Sums(largest={self.largest})-{seed}").shuffle(pairs)
-        return [self._row(*pair) for pair in pairs[: max(0, n)]]
+        found = sorted({terms for key in keys if split_of((*key, *more)) == split for terms in permutations(key)})
+        Random(f"Sums(largest={self.largest})-{seed}").shuffle(found)
+        return [self._row(terms) for terms in found[: max(0, n)]]
 
-    def _row(self, a: int, b: int) -> Row:
+    def _row(self, terms: tuple[int, ...]) -> Row:
+        text, total = " + ".join(map(str, terms)), sum(terms)
         solved = [{"role": "user", "content": "What is 23 + 45?"}, {"role": "assistant", "content": "23 + 45 = 68"}]
-        prompt = [*(solved if self.example else []), {"role": "user", "content": f"What is {a} + {b}?"}]
-        return {"prompt": prompt, "answer": str(a + b), "solution": f"{a} + {b} = {a + b}"}
+        prompt = [*(solved if self.example else []), {"role": "user", "content": f"What is {text}?"}]
+        return {"prompt": prompt, "answer": str(total), "solution": f"{text} = {total}"}
 
 
 # ── reasoning-gym ───────────────────────────────────────────────────────────────────────────────────────────
