@@ -72,12 +72,6 @@ def by_rate(arm, rate):
     return 0.1 if best is None else 0.5 - 1000 * abs(rate - best)
 
 
-def refused(call, *args):
-    with pytest.raises(ConfigError) as error:
-        call(*args)
-    return str(error.value)
-
-
 def gain(arm, rate):
     return 0.3 + GAINS.get(arm, 0)
 
@@ -112,7 +106,8 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert points["dew(placebo=True)"] == 1.6e-4 and points["fipo"] == 8e-5
     plant(tmp_path, "start", "C-train", lambda *_: 0.2)
     for _ in range(2):  # DAPO's rates on C, then three for the others
-        assert "C-train lacks" in refused(script.points, "stage3", "C", runs)
+        with pytest.raises(ConfigError, match="C-train lacks"):
+            script.points("stage3", "C", runs)
         runs = plant(
             tmp_path, "stage1", "C-train", lambda arm, rate: 0.5 - 1000 * abs(rate - 3.2e-4 / (1 + (arm == "dew")))
         )
