@@ -249,31 +249,17 @@ def write_page(data: Path, docs: Path = DOCS) -> None:
 
 # ── the page ────────────────────────────────────────────────────────────────────────────────────────────────
 
-INTRODUCTION = """The plan is on [its own page](benchmark.md). `python scripts/benchmark.py page` writes this one from
-the runs in `docs/results/benchmark/`.
-
-Where the plan is silent: `entropy_advantage` and `kl_cov` weight tokens in their loss, which no placebo permutes;
-without a placebo they cannot win. The interim look of stage 3 on task A spends an alpha of 0.005, which leaves 0.045
-for the last one."""
+NOTES = """The plan is on [its own page](benchmark.md). `python scripts/benchmark.py page` writes this one from
+the runs in `docs/results/benchmark/`. Where the plan is silent: `entropy_advantage` and `kl_cov` weight tokens in their
+loss, which no placebo permutes; without a placebo they cannot win. The interim look of stage 3 on task A spends an
+alpha of 0.005, which leaves 0.045 for the last one."""
 
 
 def page(runs: Runs) -> tuple[str, dict[str, str]]:
-    """Markdown, and SVG files by name."""
-    parts = ["# The benchmark's results", _answer(runs), INTRODUCTION]
-    if not any(runs.values()):
-        return "\n\n".join([*parts, "No run has been made yet."]) + "\n", {}
-    images = {}
-    parts += ["## Runs", _progress(runs)]
-    if both := _replication(runs):
-        parts += ["## Replication", both]
-    tried = {task: of for task in b.STAGES["stage1"].seeds if (of := b.rate_means(runs.get(f"stage1-{task}", ())))}
-    parts += ["## Stage 1: the learning rate of each rule"] * bool(tried)
-    for task, of in tried.items():
-        parts += [f"### {task}: {b.TASKS[task].title}", _rates(of, task, runs)]
-    if screen := _screening(runs.get("screen-A-train", ())):
-        text, images["benchmark-screen.svg"] = screen
-        parts += ["## Screening of further candidates", text]
-    for stage in ("stage2", "stage3"):
+    """Markdown, the result first, and SVG files by name."""
+    parts, images, replication = ["# The benchmark's results"], dict[str, str](), _replication(runs)
+    parts.append(_answer(runs, replication.partition("\n")[0]))
+    for stage in ("stage3", "stage2"):
         rows = {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
         if rows:
             images[name := f"benchmark-{stage}.svg"] = forest({b.TASKS[task].title: x for task, x in rows.items()})
@@ -281,14 +267,25 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
         for task, found in rows.items():
             given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
             parts += [f"### {task}: {b.TASKS[task].title}", b.table(found), *noise(given, runs[f"{stage}-{task}"])]
+    if screen := _screening(runs.get("screen-A-train", ())):
+        text, images["benchmark-screen.svg"] = screen
+        parts += ["## Screening of further candidates", text]
+    if replication:
+        parts += ["## Replication", replication]
+    tried = {task: of for task in b.STAGES["stage1"].seeds if (of := b.rate_means(runs.get(f"stage1-{task}", ())))}
+    parts += ["## Stage 1: the learning rate of each rule"] * bool(tried)
+    for task, of in tried.items():
+        parts += [f"### {task}: {b.TASKS[task].title}", _rates(of, task, runs)]
+    parts += ["## Runs", _progress(runs) if any(runs.values()) else "No run has been made yet.", NOTES]
     return "\n\n".join(part.strip() for part in parts) + "\n", images
 
 
-def _answer(runs: Runs) -> str:
-    """The result so far, in a sentence."""
+def _answer(runs: Runs, replication: str) -> str:
+    """The result so far, in a few sentences."""
     rows = {task: found for task in b.STAGES["stage3"].seeds if (found := b.stage_rows("stage3", task, runs))}
     if not rows:
-        return "**No rule is known to beat DAPO on a language model.** Stage 3, which decides it, has not been run."
+        first = "**No rule is known to beat DAPO on a language model.** Stage 3, which decides it, has not been run."
+        return f"{first} {replication}"
     parts = []
     for word in ("win", "level", "loss", "open"):
         arms = {task: [row.arm for row in found if row.verdict == word] for task, found in rows.items()}
@@ -325,7 +322,7 @@ def _replication(runs: Runs) -> str:
     value, half = json.loads((b.COMMITTED.parent / "lora-20-seeds.json").read_text())["table"]["dew − dapo"][2]
     old = Interval(value, value - half, value + half)
     word = "agrees" if d.low <= old.high and old.low <= d.high else "does not agree"
-    both = f"pass@1 of dew − dapo: {signed(d)} over {d.pairs} seeds. The prototype's, {signed(old)}, {word}."
+    both = f"In pass@1, `dew` − DAPO is {signed(d)} over {d.pairs} seeds; the prototype's, {signed(old)}, {word}."
     return "\n\n".join([both, b.table(rows), *noise(found, runs["replication-A"])])
 
 
