@@ -576,6 +576,7 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     page.tab.click("#tab-curves")
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)
+    assert "polygon" in marks[7] and "polygon" not in marks[3]  # as their colours are alike to some
     assert len(set(marks)) == 12 and page.chosen("Seeds") == "mean" and page.chosen("Show") == "differences"
     page.tab.hover(".chip:has-text('synthetic(9)')")
     page.tab.fill("#smooth", "0.9")  # the charts are drawn again, with the same numbers

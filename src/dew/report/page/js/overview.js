@@ -7,7 +7,7 @@ const manyRuns = () => view.report.runs.length > 1;
 /** Runs of one arm share a mark, a colour and a shape; with a single arm, each run has its own. */
 const markOf = (r) => (arms().length > 1 ? (arms()[armOf(r)].colour ?? armOf(r)) : r);
 const colourOf = (r) => `--run-${markOf(r) % COLOURS}`;
-const shapeOf = (r) => SHAPES[Math.floor(markOf(r) / COLOURS) % SHAPES.length];
+const shapeOf = (r) => SHAPES[(SHAPE_OF[markOf(r) % COLOURS] + Math.floor(markOf(r) / COLOURS)) % SHAPES.length];
 const dot = (r) => {
   const shape = shapeOf(r)?.map(([x, y]) => `${100 * x}% ${100 * y}%`);
   return h('span.dot', { '--mark': `var(${colourOf(r)})`, '--shape': shape && `polygon(${shape})` });

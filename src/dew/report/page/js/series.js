@@ -1,12 +1,13 @@
 // A chart's lines: metrics of all runs on one axis of steps, smoothed, and averaged over the seeds of an arm if asked.
 
 const COLOURS = 8; // --run-0 … --run-7 in the style sheet
+const SHAPE_OF = [0, 0, 0, 0, 1, 1, 2, 1]; // colours that look alike to the colour-blind differ in shape
 const SHAPES = [
   null, // a round mark, and nothing on the line
   [[0, 0], [1, 0], [1, 1], [0, 1]],
   [[0.5, 0], [1, 1], [0, 1]],
   [[0.5, 0], [1, 0.5], [0.5, 1], [0, 0.5]],
-]; // the corners of the marks of each further round of colours
+]; // the corners of marks; each further round of colours has the next shapes
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 
 const hasSeeds = () => arms().some((arm) => arm.runs.length > 1);
