@@ -131,7 +131,9 @@ def test_a_graded_reward_is_an_alarm_of_the_step_that_saw_it(tmp_path):
     graded = replace(found, rows=replace(found.rows, outcome=torch.linspace(0, 1, len(found.rows.outcome))))
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
     recorder.add(3, graded, TRUNCATED)
-    assert [(alarm["step"], alarm["alarm"]) for alarm in RunFolder(tmp_path).alarms()] == [(3, "graded_reward")]
+    recorder.write(4, {"length/truncated_share": 0.5})
+    graded, cut = RunFolder(tmp_path).alarms()
+    assert (graded["step"], graded["alarm"]) == (3, "graded_reward") and "data.max_response_length" in cut["remedy"]
 
 
 # ── rewards ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -3,9 +3,10 @@
 import logging
 import os
 import platform
+import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import IO, Any
@@ -38,10 +39,11 @@ GOLD_COLUMNS = ("gold", "answer", "solution", "ground_truth", "target")
 class RunLog:
     """Writes the metrics and alarms of each step and the status of the run; writes nothing if `writes` is False."""
 
-    def __init__(self, folder: str, writes: bool = True) -> None:
+    def __init__(self, folder: str, writes: bool = True, names: Mapping[str, str] | None = None) -> None:
+        """`names`: the engine's names of settings that the remedies of alarms name as TRL does."""
         self.folder = RunFolder(folder)
         self.alarms = Alarms()
-        self._writes = writes
+        self._writes, self._names = writes, names or {}
         self._rewards_seen = False
         self._lock: IO[Any] | None = None
 
@@ -73,6 +75,8 @@ class RunLog:
             self._warn(alarm)
 
     def _warn(self, alarm: dict[str, Any]) -> None:
+        for name, own in self._names.items():
+            alarm["remedy"] = re.sub(rf"\b{name}\b", own, alarm["remedy"])
         self.folder.append_alarm(alarm)
         alarm_log.warning("step %d: %s %s", alarm["step"], alarm["message"], alarm["remedy"])
 

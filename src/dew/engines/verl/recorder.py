@@ -13,11 +13,18 @@ from dew.algorithms import Algorithm
 from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, due, entropy_sums, group_records
 from dew.engines.verl.config import RunSettings, read
 from dew.engines.verl.estimators import CreditedBatch
+from dew.run.settings import ACTOR, ROLLOUT, SETTINGS
 
 TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "adv": "credit", "update_actor": "update"}
 NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "learning_rate", "actor/kl_loss": "kl/ref",
          "rollout_corr/k3_kl": "sampler/kl"}  # fmt: skip
 """verl's name of a metric -> dew's."""
+KEYS = {name: setting.verl for name, setting in SETTINGS.items() if setting.verl} | {
+    "num_generations": f"{ROLLOUT}.n",
+    "num_iterations": f"{ACTOR}.ppo_epochs",
+    "steps_per_generation": f"data.train_batch_size / {ACTOR}.ppo_mini_batch_size",
+}
+"""TRL's name of a setting -> verl's."""
 DROPPED, DROPPED_SCORES = "training/filter_groups/evicted_samples", "_dapo_filtered_reward_counts"
 SUMS = ("groups/kept", "groups/mixed", "tokens")
 
@@ -27,7 +34,7 @@ class Recorder(RunLog):
     """Whether the config sets the threshold."""
 
     def __init__(self, settings: RunSettings, algorithm: Algorithm, limit: int) -> None:
-        super().__init__(settings.folder)
+        super().__init__(settings.folder, names=KEYS)
         self.settings, self.algorithm, self.limit = settings, algorithm, limit
         self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
