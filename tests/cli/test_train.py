@@ -112,6 +112,7 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"learning_rate": float("inf")}, "learning_rate=inf. Give a number >= 0"),
         ({"task": None, "dataset_name": "nobody/nothing"}, "cannot be loaded"),
+        ({"task": None, "dataset_name": __file__}, "is a file; .* Write `task: /.*test_train.py`"),
     ],
 )
 def test_bad_settings_and_missing_data_are_named(change, says):
