@@ -36,6 +36,7 @@ from dew.run.config import Run, check_keys, held_out_rows, loadable_model, to_ya
 from dew.run.folder import RUN_AGAIN, RunFolder
 from dew.run.permission import check_permission
 from dew.tasks import task
+from dew.tasks.rows import SUFFIXES
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
@@ -141,7 +142,7 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
             data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
     except Exception as error:  # hubs and file systems raise many kinds
         key = "datasets" if parsed.mixture.datasets else "dataset_name"
-        if Path(parsed.data).is_file():
+        if Path(parsed.data).is_file() and parsed.data.endswith(SUFFIXES):
             what = f"{key}: {parsed.data!r} is a file; TRL reads folders and data sets of the hub."
             raise ConfigError(Problem(what, remedy=f"Write `task: {parsed.data}`.")) from None
         raise ConfigError(not_loaded(key, parsed.data, error)) from None
