@@ -28,15 +28,15 @@ def test_algorithms_are_named_by_their_labels(tmp_path):
         "rule_to_compare(clip_low=0.1)": f"{own}(clip_low=0.1)",
     }
     assert command._algorithms(",".join(typed.values())) == typed
-    with pytest.raises(ConfigError, match="Did you mean 'gtpo'"):
-        command._algorithms("gtop")
-    with pytest.raises(ConfigError, match="''"):
-        command._algorithms(" ,")
     (tmp_path / "others.py").write_text(code)
-    with pytest.raises(ConfigError, match="have the same name, 'rule_to_compare'"):
-        command._algorithms(f"{own},{tmp_path}/others.py:Rule")
-    with pytest.raises(ConfigError, match=r"gtpo and GTPO\(alpha2=0.1\) have the same name"):
-        command._algorithms("gtpo,GTPO(alpha2=0.1)")
+    for wrong, says in (
+        ("gtop", "Did you mean 'gtpo'"),
+        (" ,", "''"),
+        (f"{own},{tmp_path}/others.py:Rule", "have the same name, 'rule_to_compare'"),
+        ("gtpo,GTPO(alpha2=0.1)", r"gtpo and GTPO\(alpha2=0.1\) have the same name"),
+    ):
+        with pytest.raises(ConfigError, match=says):
+            command._algorithms(wrong)
     with pytest.raises(ConfigError, match="give alpha2 different values"):
         command._algorithms("gtpo(alpha2=0.1)", {"alpha2": 0.2})
     with pytest.raises(ConfigError, match="grpo has no setting 'alpha2'"):  # before the first run starts

@@ -23,6 +23,7 @@ from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
 from dew.run.config import make_run, read_run, to_yaml, training_rows
 from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
+from dew.tasks.games import BUNDLED
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -112,6 +113,7 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"learning_rate": float("inf")}, "learning_rate=inf. Give a number >= 0"),
         ({"task": None, "dataset_name": "nobody/nothing"}, "cannot be loaded"),
+        ({"task": None, "dataset_name": f"{BUNDLED['tiny']}/config.json"}, "is a file; .* Write `task: /.*.json`"),
     ],
 )
 def test_bad_settings_and_missing_data_are_named(change, says):

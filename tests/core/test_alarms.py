@@ -14,11 +14,12 @@ HEALTHY = {
     "credit/top1_share": 0.02, "credit/tokens": 200.0, "credit/max_weight": 4.0, "credit/flipped_share": 0.0,
     "eval/pass@1": 0.4, "eval/pass@16": 0.9, "ratio/abs_log": 0.01, "sampler/kl": 0.001, "clip/low": 0.01,
     "clip/high": 0.02, "kl/approx": 0.002, "verifier/failed_share": 0.0, "grad_norm": 0.3, "loss": 0.001,
-    "groups/short": 0.0, "steps/skipped": 0.0,
+    "groups/short": 0.0, "steps/skipped": 0.0, "unscored_share": 0.2,
 }  # fmt: skip
 
 # name -> (number of bad steps, their metrics); the alarm must fire at the last of them and not before
 BAD = {
+    "unscored": (1, {"unscored_share": 0.6}),
     "never_correct": (10, {"accuracy": 0.0}),
     "no_signal": (10, {"groups/mixed_share": 0.05}),
     "wrong_sign": (1, {"credit/flipped_share": 0.02}),
@@ -70,26 +71,31 @@ def test_alarm_fires_once_and_counts_the_steps_of_its_condition(name):
     assert (alarm["alarm"], alarm["step"]) == (name, 29 + steps)
     assert alarm["message"].endswith(".") and "{" not in alarm["message"] + alarm["remedy"]
     assert fired(alarms, 60, **bad) == fired(alarms, 60, **bad) == [], "it still holds, in both parts of the step"
-    for step in range(61, 91):
-        assert fired(alarms, step) == []
+    assert [fired(alarms, step) for step in range(61, 91)] == [[]] * 30
     held = alarms.steps[name]
     assert [fired(alarms, 100 + i, **bad) for i in range(steps)] == [[]] * steps
     assert alarms.steps[name] > held >= 2
+    explained = name in ("no_signal", "no_gradient", "batch_not_full")
+    assert (name in sick(name, unscored_share=0.6)[1].steps) != explained, "by missing rewards"
 
 
 ADVISED = {  # alarm, algorithm -> what its remedy says, and what it does not
     ("wrong_sign", "gtpo"): ("`algorithm: gtpo(pool=outcome)`", "dew"),
     ("never_correct", "grpo_s(beta2=0.2)"): ("`algorithm: grpo_s(beta2=0.2,pool=outcome)`", "threshold"),
     ("never_correct", "dapo"): ("`algorithm: dapo(dynamic_sampling=False)`", "pool"),
-    ("no_signal", "gtpo"): ("`algorithm: gtpo(dynamic_sampling=True)`", "pool"),
+    ("no_signal", "gtpo"): ("answers. To replace such groups, write `algorithm: gtpo(dynamic_sampling=True)`", "pool"),
     ("no_signal", "dapo"): ("num_generations.", "dynamic_sampling"),
-    ("no_signal", "grpo"): ("num_generations.", "dynamic_sampling"),
+    ("no_signal", "grpo"): ("num_generations.", "threshold"),
+    ("no_gradient", "gtpo(threshold=0.2)"): ("the threshold (0.2) is between", "pool"),
+    ("unscored", "gtpo"): ("set outcome_reward", "algorithm"),
+    ("unscored", "trl"): ("Return a number", "outcome_reward"),
     ("one_token_takes_all", "gtpo(compare=row)"): ("entropy_clip=(0.01,5.0)", "pool"),
     ("one_token_takes_all", "gtpo(entropy_clip=(0.01,5.0))"): ("alpha2=0.05", "Bound"),
     ("truncated", "dew(max_tokens=64)"): ("`algorithm: dew(overlong=soft,overlong_buffer=16)`", "pool"),
     ("truncated", "dew(max_tokens=64,overlong=soft,overlong_buffer=8)"): ("Raise max_completion_length.", "algorithm"),
     ("truncated", "trl(max_tokens=64)"): ("Raise max_completion_length.", "algorithm"),
-    ("batch_not_full", "dew"): ("`algorithm: dew(max_rounds=8)`", "pool"),
+    ("batch_not_full", "dew"): ("`algorithm: dew(max_rounds=8)`", "threshold"),
+    ("batch_not_full", "dapo(threshold=0.2)"): ("the threshold (0.2) is between", "pool"),
     ("never_clips", "grpo_s"): ("`algorithm: grpo_s(clip_low=0.01,clip_high=0.014)`", "pool"),
 }
 
@@ -124,8 +130,7 @@ def test_a_reward_that_falls_names_the_checkpoint_before():
 
 
 def test_a_noisy_reward_does_not_fall():
-    dice = random.Random(0)
-    alarms = Alarms()
+    dice, alarms = random.Random(0), Alarms()
     assert not any(alarms.update(step, {"reward": dice.gauss(0.5, 0.1)}) for step in range(300))
 
 

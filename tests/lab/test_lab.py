@@ -641,12 +641,9 @@ def test_studies_that_cannot_be_paired_are_not_merged(easy, tmp_path):
     RunFolder(run.parent).write_run({"warm_start": {"digest": "other"}, "seed": 7})
     grid = tmp_path / "c" / "grid.json"
     grid.write_text(grid.read_text().replace('"prompts": 4', '"prompts": 8'))
-    with pytest.raises(ConfigError, match="They cannot be paired"):
-        load_study(tmp_path / "a", tmp_path / "b")
-    with pytest.raises(ConfigError, match="different settings"):
-        load_study(tmp_path / "a", tmp_path / "c")
-    with pytest.raises(ConfigError, match="holds no study"):
-        load_study(tmp_path)
+    for other, says in (("b", "They cannot be paired"), ("c", "different settings"), ("", "holds no study")):
+        with pytest.raises(ConfigError, match=says):
+            load_study(tmp_path / "a", tmp_path / other)
 
 
 def test_training_makes_the_chosen_gpu_the_current_one(easy, tmp_path, monkeypatch):

@@ -117,7 +117,7 @@ def test_prompts_may_be_chats_and_keep_every_column(tmp_path):
         ('{"prompt": "a", "answer": null}', "bad.jsonl:1: no answer"),
         ('{"prompt": 3, "answer": "b"}', "bad.jsonl:1: the prompt is neither text nor a list of chat messages"),
         ('{"prompt": "a", "answer": "b"}\n\n{"prompt": "a", "answer": "c"}', "bad.jsonl:3: conflicting answers"),
-        ('{"prompt": "a", "gold": "b"}', "names the columns. Data without gold answers: dataset_name"),
+        ('{"prompt": "a", "gold": "b"}', "names the columns. Data without gold answers: task_settings {answer: ''}"),
         ("\n\n", "bad.jsonl: no rows."),
     ],
 )

@@ -277,7 +277,7 @@ def test_a_batch_without_signal_is_not_skipped(case, algorithm, tmp_path):
         assert torch.equal(before, after)
     metrics = RunFolder(tmp_path).metrics()
     assert len(metrics) == 2 and all(x is not None for line in metrics for x in line.values())
-    assert [line["steps/skipped"] for line in metrics] == [0, 0]
+    assert [(line["steps/skipped"], line["unscored_share"]) for line in metrics] == [(0, case == "none scored")] * 2
     assert all(math.isfinite(x) for log in trainer.state.log_history for x in log.values() if isinstance(x, float))
 
 

@@ -94,9 +94,11 @@ def test_the_folder_has_metrics_records_and_a_report(tmp_path):
 
 
 def test_alarms_fire_and_a_stopped_run_says_so(tmp_path):
-    trainer = dew.watch(plain(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=12))
+    rewards = [lambda completions, value=value, **_: [value] * len(completions) for value in (None, 0.0)]
+    trainer = dew.watch(plain(tmp_path, rewards, max_steps=12))  # TRL learns from any reward
     trainer.train()
-    assert {"no_signal", "no_gradient"} <= {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
+    found = {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
+    assert {"no_signal", "no_gradient"} <= found and "unscored" not in found
 
     def broken(completions, **_):
         raise RuntimeError("no")

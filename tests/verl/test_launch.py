@@ -409,9 +409,8 @@ def test_long_prompts_are_left_out_and_too_few_rows_are_refused(caplog):
     run = small(verl={"data.max_prompt_length": 13})
     found = data.prepare_data(prepare(run), Tokenizer())
     assert 0 < found.too_long == 64 - len(found.train) and "Left out" in caplog.text
-    few = small(problems=2)
     with pytest.raises(ConfigError, match="fewer than the 4 prompts of a generation"):
-        data.prepare_data(prepare(few), Tokenizer())
+        data.prepare_data(prepare(small(problems=2)), Tokenizer())
 
 
 def test_validation_problems_are_held_out():

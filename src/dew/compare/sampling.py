@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem
+from dew.tasks.rows import is_prompt
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,7 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     if is_vllm(model):
         return _sample_with_vllm(model, ids, sampling)
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    set_pad_token(tokenizer)
     ends = end_tokens(model, tokenizer)
     draw = _drawing(model, tokenizer, sampling, ends)
     was_training = model.training
@@ -83,7 +83,20 @@ def end_tokens(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(eos) if isinstance(eos, list | tuple) else (eos,)
 
 
-def check_chat_template(tokenizer: Any, prompt: Any) -> None:
+def set_pad_token(tokenizer: Any) -> None:
+    """Pad with the end token where there is no other, as TRL does."""
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token_id is None:
+        what = "The tokenizer has neither an end-of-sequence token nor a padding token."
+        raise ConfigError(Problem(what, remedy="Set its eos_token, e.g. in tokenizer_config.json."))
+
+
+def check_prompt(tokenizer: Any, prompt: Any) -> None:
+    """Raise if the prompt is neither text nor chat messages, or the tokenizer has no template for these."""
+    if not is_prompt(prompt):
+        what = f"A prompt is {prompt!r:.80}, neither text nor a list of chat messages."
+        raise ConfigError(Problem(what, remedy="Convert the column to text, and remove rows without a prompt."))
     if not isinstance(prompt, str) and tokenizer.chat_template is None:
         what = "The prompts are chat messages, and the tokenizer has no chat template."
         remedy = "Use prompts that are text; for a task, task_settings: {template: plain}, or qwen-boxed for Qwen's."
@@ -92,7 +105,7 @@ def check_chat_template(tokenizer: Any, prompt: Any) -> None:
 
 def prompt_text(tokenizer: Any, prompt: Any) -> str:
     """The prompt as text, with the chat template applied to messages."""
-    check_chat_template(tokenizer, prompt)
+    check_prompt(tokenizer, prompt)
     if isinstance(prompt, str):
         return prompt
     return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)

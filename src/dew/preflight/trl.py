@@ -172,8 +172,10 @@ def check_length(answers: Answers, limit: int) -> Check:
 
 def check_groups(answers: Answers) -> Check:
     n, mixed = len(answers.signal), sum(answers.signal)
+    if not not_nan(answers.outcome).size:
+        return skipped("groups", "No answer has a reward.")
     says = f"{mixed} of {n} groups have answers with different outcomes to learn from."
-    solved = np.nan_to_num(answers.outcome).mean() > 0.5
+    solved = np.nanmean(answers.outcome) > 0.5
     change = "harder problems" if solved else "easier problems, a model that knows the answer format"
     remedy = f"Use {change}, or more answers per prompt (num_generations). Raise --answers for a larger sample."
     few, none = mixed < max(1, 0.1 * n), mixed == 0 and n >= CONCLUSIVE

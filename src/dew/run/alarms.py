@@ -25,6 +25,8 @@ class Crossed(NamedTuple):
 
 FIRST, RECENT = 20, 5
 """The mean entropy of the last 5 steps is compared with that of the first 20."""
+MOST = 0.5
+"""Share of answers without a reward above which that is the problem."""
 NEWEST = 50
 """Number of values kept in addition to the first ones, more than any rule needs."""
 
@@ -56,8 +58,9 @@ class History:
         return series[-count:] if len(series) >= count else []
 
 
-Advice = str | tuple[str, Callable[[Any], Mapping[str, Any]]]
-"""A sentence, or one with {} for the algorithm with these settings; omitted if it lacks them or already has them."""
+Advice = str | tuple[str, Callable[[Any], Mapping[str, Any]]] | Callable[[Any], str]
+"""A sentence; or one with {} for the algorithm with these settings, omitted if it lacks them or already has them; or a
+function that returns one for the algorithm."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,11 @@ def _never_clips(history: History) -> Crossed | None:
     return Crossed(moved, 0.001, list(history.values["clip/low"])[-20]) if holds else None
 
 
+def _if_scored(condition: Callable[[History], Crossed | None], history: History) -> Crossed | None:
+    """The condition, unless most answers have no reward: that explains it, and has an alarm of its own."""
+    return None if _above("unscored_share", MOST, history) else condition(history)
+
+
 def _not_finite(history: History) -> Crossed | None:
     bad = [x for x in history.last("loss") + history.last("grad_norm") if not math.isfinite(x)]
     return Crossed(bad[0], 0.0) if bad else None
@@ -154,10 +162,24 @@ BOUND_WEIGHTS: Sequence[Advice] = (
     ("Bound the entropy from below: `algorithm: {}`.", lambda _: {"entropy_clip": (0.01, 5.0)}),
     ("Weight it less: `algorithm: {}`.", lambda rule: {"alpha2": rule.alpha2 / 2}),
 )
+
+
+def _check_threshold(algorithm: Any) -> str:
+    if not getattr(algorithm, "uses_threshold", False):
+        return ""
+    what = f"Outcomes only count as different if the threshold ({algorithm.threshold:g}) is between them"
+    return f"{what}: check that it separates correct from wrong answers."
+
+
 LEARN_LESS = "Sample more often (lower num_iterations or steps_per_generation) or lower learning_rate."
 
 # fmt: off
 RULES = (
+    Rule("unscored", partial(_above, "unscored_share", MOST),
+         "{value:.0%} of the answers had no reward (None, NaN or infinity), so nothing is learned from them.",
+         ("Return a number from the reward function, and None only for answers that it cannot score.",
+          lambda rule: "" if getattr(rule, "engine_loss", False) else
+          "With several functions, set outcome_reward to one that scores every answer.")),
     Rule("never_correct", partial(_stays_below, "accuracy", 0.0, 10),
          "No answer was correct for {steps} steps: the outcome reward was never above the threshold.",
          ("Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
@@ -165,9 +187,9 @@ RULES = (
           ("If the reward is graded, write `algorithm: {}`.", lambda _: {"pool": "outcome"}),
           ("If the reward is graded, write `algorithm: {}`.", lambda _: {"dynamic_sampling": False})),
          by_correctness=True),
-    Rule("no_signal", partial(_stays_below, "groups/mixed_share", 0.1, 10),
+    Rule("no_signal", partial(_if_scored, partial(_stays_below, "groups/mixed_share", 0.1, 10)),
          "For {steps} steps at most {value:.1%} of the groups had answers with different outcomes to learn from.",
-         ("Choose problems that the model solves sometimes, or raise num_generations.",
+         ("Choose problems that the model solves sometimes, or raise num_generations.", _check_threshold,
           ("To replace such groups, write `algorithm: {}`.",
            lambda rule: {"dynamic_sampling": True} if rule.uses_threshold else {}))),
     Rule("wrong_sign", partial(_above, "credit/flipped_share", 0.01),
@@ -214,19 +236,19 @@ RULES = (
     Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
          "The verifier timed out on {value:.1%} of the answers, which count as wrong.",
          ("Free some cores for it, and read these answers in the token records (verdict: timeout).",)),
-    Rule("no_gradient", partial(_stays_below, "grad_norm", 0.0, 5),
+    Rule("no_gradient", partial(_if_scored, partial(_stays_below, "grad_norm", 0.0, 5)),
          "The gradient was exactly 0 for {steps} steps, so nothing is learned.",
          ("Check groups/mixed_share and length/truncated_share: if all answers to a prompt have the same reward, every "
-          "advantage is 0.",)),
+          "advantage is 0.", _check_threshold)),
     Rule("not_finite", _not_finite,
          "The loss or the gradient is {value}: the weights are or will be corrupted.",
          ("Lower learning_rate, use bf16 instead of fp16, and {checkpoint}.",)),
     Rule("skipped", partial(_above, "steps/skipped", 0.0),
          "The step was skipped: a reward, an advantage, a logit, an entropy or the gradient was infinite or NaN.",
          ("Three in a row stop the run. Check the reward function, lower learning_rate, use bf16 instead of fp16.",)),
-    Rule("batch_not_full", partial(_above, "groups/short", 0.0),
+    Rule("batch_not_full", partial(_if_scored, partial(_above, "groups/short", 0.0)),
          "Dynamic sampling stopped at max_rounds, {value:.0f} groups short; the step trained on the rest, if any.",
-         ("Choose problems that the model solves sometimes.",
+         ("Choose problems that the model solves sometimes.", _check_threshold,
           ("To sample longer, write `algorithm: {}`.", lambda rule: {"max_rounds": 2 * rule.max_rounds}))),
 )
 # fmt: on
@@ -264,8 +286,13 @@ class Alarms:
     def _remedy(self, rule: Rule, crossed: Crossed) -> str:
         kept = [step for step in self._checkpoints() if step <= (crossed.since or step)]
         back = f"go back to checkpoint-{max(kept)}" if kept else "start again: no earlier checkpoint is kept"
-        texts = (x.replace("{checkpoint}", back) if isinstance(x, str) else self._setting(*x) for x in rule.remedy)
+        texts = (self._text(x).replace("{checkpoint}", back) for x in rule.remedy)
         return " ".join(filter(None, texts))
+
+    def _text(self, advice: Advice) -> str:
+        if isinstance(advice, tuple):
+            return self._setting(*advice)
+        return advice if isinstance(advice, str) else advice(self._algorithm)
 
     def _setting(self, sentence: str, settings: Callable[[Any], Mapping[str, Any]]) -> str:
         """Return the sentence for this algorithm, or '' if it lacks the settings, already has them, or rejects them."""

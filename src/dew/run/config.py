@@ -17,7 +17,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
 from dew.files import read_whole
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import has_verifier
@@ -196,6 +196,20 @@ def find_model(name: str, setting: str = "model_name_or_path", revision: str | N
     found = str(path) if path.exists() else name
     if is_main_process:
         check_model(name, found, revision)
+    return found
+
+
+def loadable_model(name: str, setting: str, revision: str | None = None) -> str:
+    """Like `find_model`, but load its config too: later errors would not say which model failed."""
+    from transformers import AutoConfig
+
+    found = find_model(name, setting, revision)
+    try:
+        AutoConfig.from_pretrained(found, revision=revision, trust_remote_code=False)
+    except OSError as error:
+        raise ConfigError(not_loaded(setting, name, error)) from None
+    except ValueError:  # the model needs its own code, which TRL may be allowed to run
+        pass
     return found
 
 

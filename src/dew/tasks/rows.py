@@ -59,7 +59,7 @@ def read_rows(
     skipped = "\n  ".join([f"{source}: {len(bad):,} unusable rows skipped:", *bad[:MAX_SHOWN], *more])
     if not kept:
         named = "task_settings {problem: ..., answer: ...} (dew eval: --settings) names the columns. "
-        named += "Data without gold answers: dataset_name, with your own reward."
+        named += "Data without gold answers: task_settings {answer: ''}, with your own reward."
         what = f"No usable rows. {skipped}" if bad else f"{source}: no rows."
         raise ConfigError(Problem(what, remedy=named * any("no column" in why for why in bad)))
     if bad:
@@ -80,10 +80,14 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
     for name in (column, "answer"):
         if name in row and (row[name] in (None, []) or not str(row[name]).strip()):
             raise ValueError(f"no {name}")
-    prompt = row[column]
-    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(isinstance(m, dict) for m in prompt)):
+    if not is_prompt(row[column]):
         raise ValueError(f"the {column} is neither text nor a list of chat messages")
     return row
+
+
+def is_prompt(prompt: Any) -> bool:
+    """Whether it is text or a list of chat messages."""
+    return isinstance(prompt, str) or (isinstance(prompt, list) and all(isinstance(m, dict) for m in prompt))
 
 
 def row_key(row: Row, column: str) -> str:

@@ -18,7 +18,7 @@ from accelerate.utils import gather_object
 from datasets import Dataset, DatasetInfo, disable_progress_bars, load_dataset
 from safetensors import SafetensorError
 from torch.nn import Module
-from transformers import AutoConfig, PrinterCallback, TrainerCallback
+from transformers import PrinterCallback, TrainerCallback
 from transformers.utils.logging import disable_progress_bar
 from trl import DatasetMixtureConfig, ModelConfig, TrlParser, get_dataset, get_peft_config, get_quantization_config
 from trl import rewards as trl_rewards
@@ -32,10 +32,11 @@ from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
-from dew.run.config import Run, check_keys, find_model, held_out_rows, to_yaml, training_rows, verifier_of
+from dew.run.config import Run, check_keys, held_out_rows, loadable_model, to_yaml, training_rows, verifier_of
 from dew.run.folder import RUN_AGAIN, RunFolder
 from dew.run.permission import check_permission
 from dew.tasks import task
+from dew.tasks.rows import SUFFIXES
 
 Say = Callable[[str], None]
 logger = logging.getLogger("dew")
@@ -141,6 +142,9 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
             data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
     except Exception as error:  # hubs and file systems raise many kinds
         key = "datasets" if parsed.mixture.datasets else "dataset_name"
+        if Path(parsed.data).is_file() and parsed.data.endswith(SUFFIXES):
+            what = f"{key}: {parsed.data!r} is a file; TRL reads folders and data sets of the hub."
+            raise ConfigError(Problem(what, remedy=f"Write `task: {parsed.data}`.")) from None
         raise ConfigError(not_loaded(key, parsed.data, error)) from None
     train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
     if absent := [split for split in (train, test) if split is not None and split not in data]:
@@ -157,22 +161,10 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     functions: list[Any] = [verifier] if verifier is not None else []
     functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if name := parsed.script.reward_model_name_or_path:
-        functions.append(_found(name, "reward_model_name_or_path"))
+        functions.append(loadable_model(name, "reward_model_name_or_path"))
     if not functions:
         raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
-
-
-def _found(name: str, key: str, revision: str | None = None) -> str:
-    """Return a model's path or hub name. Load its config first: later errors would not say which model failed."""
-    folder = find_model(name, key, revision)
-    try:
-        AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False)
-    except OSError as error:
-        raise ConfigError(not_loaded(key, name, error)) from None
-    except ValueError:  # the model needs its own code, which TRL may be allowed to run
-        pass
-    return folder
 
 
 def _reward(name: str, parsed: Parsed) -> Any:
@@ -191,7 +183,7 @@ def build_trainer(parsed: Parsed) -> Any:
     init = {"revision": model.model_revision, "attn_implementation": model.attn_implementation, "dtype": model.dtype}
     init["use_safetensors"] = True  # other formats are pickles, which can run code
     args.model_init_kwargs = {**init, **(args.model_init_kwargs or {})}
-    folder = _found(model.model_name_or_path, "model_name_or_path", model.model_revision)
+    folder = loadable_model(model.model_name_or_path, "model_name_or_path", model.model_revision)
     train, evaluation = data_of(parsed)
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}

@@ -24,8 +24,8 @@ from dew.engines.trl.config import batches
 from dew.errors import EngineError, Problem
 
 EVERY_STEP = (
-    "reward", "reward/", "accuracy", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/", "kl/",
-    "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "steps/",
+    "reward", "reward/", "accuracy", "unscored_share", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/",
+    "kl/", "sampler/", "length/", "guide/", "seconds/", "tokens_per_second", "loss", "grad_norm", "steps/",
     "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip
 """Metrics that are written at every step; `x/` stands for all names that begin with it. Last row: TRL's names."""
@@ -83,6 +83,8 @@ def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:
     """Return the metrics of a generation's answers, credit and groups."""
     answers, groups, names = batch.answers, batch.groups, trainer.reward_func_names
     numbers = {**answer_metrics(answers, names, trainer.algorithm.threshold), **credit_metrics(batch, credit)}
+    rewards = answers["parts"] if trainer.algorithm.engine_loss else answers["outcome"][:, None]
+    numbers["unscored_share"] = rewards.isnan().all(-1).float().mean().item()
     numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
     mixed = groups.get("mixed", int(credit.mixed(trainer.group_size).sum()))
     numbers["groups/mixed_share"] = mixed / groups["sampled"]

@@ -9,6 +9,7 @@ from torch import nn
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards.user_function import TIMEOUT, Rewards, as_rewards, call_reward, reported, required_columns, reward_name
+from dew.run.config import loadable_model
 
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
 
@@ -17,8 +18,10 @@ GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "lo
 def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
     """Wrap a reward function: failures become a RewardError, and a coroutine is cancelled after `timeout` seconds.
 
-    Models and model names are returned unchanged. Verifiers and functions given by path have their own time limits.
+    Models and their names are returned unchanged. Verifiers and functions given by path have their own time limits.
     """
+    if isinstance(reward, str):
+        loadable_model(reward, "reward_funcs")
     if _is_model(reward):
         return reward
     name = reward_name(reward)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dew.algorithms import Algorithm
+from dew.compare.sampling import check_prompt, set_pad_token
 from dew.decoding import Decoder, Draw, SamplingCopy, refusal
 from dew.engines.credit import outcomes
 from dew.engines.recorder import Columns
@@ -125,6 +126,53 @@ def _masked(batch: Batch) -> Batch:
     hidden = {"completion_mask": torch.zeros_like(batch.inputs["completion_mask"])}
     mask, filler = torch.zeros_like(batch.mask), torch.ones_like(batch.filler)
     return replace(batch, inputs={**batch.inputs, **hidden}, mask=mask, filler=filler)
+
+
+# ── what TRL samples from ───────────────────────────────────────────────────────────────────────────────────
+def check_inputs(trainer: Any) -> None:
+    """Check tokenizer and prompts, and wrap a rollout function, which may use any prompts."""
+    set_pad_token(trainer._tokenizer)
+    if trainer.rollout_func is not None:
+        trainer.rollout_func = checked_rollout(trainer.rollout_func)
+        return
+    evaluated = trainer.eval_dataset if isinstance(trainer.eval_dataset, dict) else {"": trainer.eval_dataset}
+    for data in (trainer.train_dataset, *evaluated.values()):
+        if can_redraw(data) and len(data):
+            row = 0
+            if hasattr(data, "select_columns"):  # the first missing prompt; -1: none is missing
+                row = data.select_columns("prompt").with_format("arrow")[:]["prompt"].is_null().index(True).as_py()
+            check_prompt(trainer.processing_class, data[max(0, row)]["prompt"])
+
+
+def checked_rollout(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a rollout function: lists of the wrong length, and a mask that TRL would ignore, are errors."""
+
+    def rollout(prompts: list[Any], trainer: Any) -> Any:
+        output = function(prompts, trainer)
+        lengths = _lengths(output.get("completion_ids"))
+        if len(lengths) != len(prompts) or not all(lengths):
+            found = sum(map(bool, lengths))
+            what = f"The rollout function returned {found} non-empty answers for {len(prompts)} prompts."
+            raise ConfigError(Problem(what, remedy="Return one list of tokens per prompt in completion_ids."))
+        for name in ("env_mask", "logprobs"):
+            if output.get(name) is not None and _lengths(output[name]) != lengths:
+                what = f"The rollout function's {name} does not have one number per token of completion_ids."
+                raise ConfigError(Problem(what, remedy="Return one list per answer, as long as the answer."))
+        masks = [name for name, rows in output.items() if "mask" in name and _lengths(rows) == lengths]
+        if masks and "env_mask" not in masks:
+            what = f"The rollout function returned {masks[0]}, which TRL only passes to the rewards."
+            why = "All tokens would be trained on, including the output of tools."
+            raise ConfigError(Problem(what, why, "Return it as env_mask: 1 on the policy's tokens, 0 on others."))
+        return output
+
+    return rollout
+
+
+def _lengths(rows: Any) -> list[int]:
+    try:
+        return [len(row) for row in rows]
+    except TypeError:  # a number, or numbers
+        return []
 
 
 # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────

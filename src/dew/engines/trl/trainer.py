@@ -16,7 +16,6 @@ from torch import Tensor
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
-from dew.compare.sampling import check_chat_template
 from dew.decoding import uncompiled
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, give_credit
@@ -28,7 +27,7 @@ from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import check_rewards, checked, outcome_index
 from dew.errors import ConfigError, Problem
-from dew.run.config import find_model
+from dew.run.config import loadable_model
 from dew.run.settings import algorithm_settings
 
 logger = logging.getLogger("dew")
@@ -54,7 +53,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         check_not_unsloth()
         metrics.show_logs()
         if isinstance(model, str):
-            model = find_model(model, "model", (getattr(args, "model_init_kwargs", None) or {}).get("revision"))
+            model = loadable_model(model, "model", (getattr(args, "model_init_kwargs", None) or {}).get("revision"))
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
@@ -75,8 +74,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._paper = dict(self.algorithm.paper)
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         super().__init__(model, limited, args, train_dataset, *others, **settings)
-        if rollout.can_redraw(train_dataset) and not settings.get("rollout_func"):  # which may apply a template itself
-            check_chat_template(self.processing_class, train_dataset[0]["prompt"])
+        rollout.check_inputs(self)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
         # its gradient can also be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
