@@ -63,8 +63,10 @@ def evaluate_(
         flags = ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in unused)
         raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Remove it."))
     files = [] if keep is None else [keep, Path(f"{keep.parent / keep.stem}-vs{keep.suffix}")][: len(names)]
-    for file in files:
-        _check_new(file)
+    for file in files:  # before sampling, which may take hours
+        try_writing(file.parent)
+        if file.exists():
+            raise ConfigError(Problem(f"{file} already exists.", remedy="Name a new file."))
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
     scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), **how) for name in names]
@@ -86,13 +88,6 @@ def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, 
     sampling = {name: value for name, value in {**given, **more}.items() if name in known}
     Sampling(**sampling)
     return sampling, more.get("threshold", 0.5)
-
-
-def _check_new(file: Path) -> None:
-    """Check that a file can be written and is new, before sampling, which may take hours."""
-    try_writing(file.parent)
-    if file.exists():
-        raise ConfigError(Problem(f"{file} already exists.", remedy="Name a new file."))
 
 
 def _plan(
