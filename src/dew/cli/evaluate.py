@@ -14,7 +14,7 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import mapping
 from dew.cli.train import merge_command
-from dew.errors import ConfigError, Problem, not_loaded, unknown
+from dew.errors import ConfigError, Problem, loading, unknown
 from dew.files import stay_inside, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
@@ -272,12 +272,10 @@ def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
     if engine == "vllm" and adapter.is_file():
         what = f"{name}: LoRA weights must be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Run `dew export {name} FOLDER`, then evaluate FOLDER."))
-    try:
+    with loading("model", name, (OSError, ValueError, LookupError, TypeError)):
         if adapter.is_file() and not any(path.glob("tokenizer*")):
             source = find_model(str(json.loads(adapter.read_bytes())["base_model_name_or_path"]), str(adapter))
         return path, AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(not_loaded("model", name, error)) from None
 
 
 def load_weights(folder: Path) -> Any:
@@ -287,7 +285,7 @@ def load_weights(folder: Path) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    try:
+    with loading("model", str(folder), (OSError, ValueError, SafetensorError)):
         if (folder / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM as Peft
 
@@ -295,8 +293,6 @@ def load_weights(folder: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             str(folder), trust_remote_code=False, use_safetensors=True, dtype="auto"
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(not_loaded("model", str(folder), error)) from None
 
 
 def no_model(folder: Path) -> Problem:

@@ -27,7 +27,7 @@ from dew.engines.lab.adapters import Joined, Rows, fuse, stack_adapters
 from dew.engines.lab.study_settings import LoraSettings
 from dew.engines.lab.tasks import Answers
 from dew.engines.lab.tiny import Adam
-from dew.errors import ConfigError, Problem, not_loaded
+from dew.errors import ConfigError, Problem, loading
 from dew.kernels import Head, linear_logprob_entropy, plain_head
 from dew.memory import free_memory
 from dew.run.config import find_model
@@ -127,13 +127,11 @@ def load_base(name: str, device: str) -> Base:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     path = find_model(name, "--model")
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    try:
+    with loading("model", name, (OSError, ValueError)):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
             path, trust_remote_code=False, use_safetensors=True, dtype=dtype, attn_implementation="sdpa"
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(not_loaded("model", name, error)) from None
     return as_base(path, model.to(device).eval().requires_grad_(False), tokenizer)
 
 

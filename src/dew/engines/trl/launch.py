@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import Field, dataclass, fields, replace
 from functools import partial
@@ -28,7 +29,7 @@ from dew.compare import evaluate
 from dew.engines.trl.checkpoints import last_good
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
+from dew.errors import ConfigError, Problem, did_you_mean, loading
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
@@ -134,14 +135,11 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         source, rows = training_rows(run)
         train = Dataset.from_list(rows, info=DatasetInfo(dataset_name=run.task))
         return train, Dataset.from_list(held_out_rows(run, source)) if evaluates else None
-    try:
+    with loading("datasets" if parsed.mixture.datasets else "dataset_name", parsed.data):
         if parsed.mixture.datasets:
             data = get_dataset(parsed.mixture)
         else:
             data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
-    except Exception as error:  # hubs and file systems raise many kinds
-        key = "datasets" if parsed.mixture.datasets else "dataset_name"
-        raise ConfigError(not_loaded(key, parsed.data, error)) from None
     train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
     if absent := [split for split in (train, test) if split is not None and split not in data]:
         what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
@@ -166,12 +164,9 @@ def rewards_of(parsed: Parsed) -> list[Any]:
 def _found(name: str, key: str, revision: str | None = None) -> str:
     """Return a model's path or hub name. Load its config first: later errors would not say which model failed."""
     folder = find_model(name, key, revision)
-    try:
+    # A ValueError: the model needs its own code, which TRL may be allowed to run.
+    with loading(key, name, (OSError,)), suppress(ValueError):
         AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=False)
-    except OSError as error:
-        raise ConfigError(not_loaded(key, name, error)) from None
-    except ValueError:  # the model needs its own code, which TRL may be allowed to run
-        pass
     return folder
 
 
@@ -196,10 +191,8 @@ def build_trainer(parsed: Parsed) -> Any:
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}
     rewards = rewards_of(parsed)
-    try:
+    with loading("model_name_or_path", model.model_name_or_path, (SafetensorError, JSONDecodeError)):
         return DewTrainer(folder, rewards, **others)
-    except (SafetensorError, JSONDecodeError) as error:  # these do not name the file
-        raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
 
 
 def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:
