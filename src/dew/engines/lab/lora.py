@@ -65,8 +65,6 @@ ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
 
 
 # ── the base model ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Base:
     """A language model that all runs start from."""
@@ -145,8 +143,6 @@ def as_base(name: str, model: Any, tokenizer: Any) -> Base:
 
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class LoraPolicies:
     """R adapters on one model, each with its own learning rate; the same interface as `TinyPolicies`."""
 
