@@ -117,10 +117,7 @@ REJECTED = {
     "scaling": ({"algorithm": "gtpo", "scale_rewards": False}, "gtpo trains with 'group'"),
     "80/20 rule": ({"algorithm": "gtpo", "top_entropy_quantile": 0.2}, "quantile=0.2, but gtpo trains with 1.0"),
     "two-sided clip": ({"algorithm": "gtpo", "delta": 4.0}, "delta=4.0"),
-    "objectives": (
-        {"algorithm": "gtpo", "multi_objective_aggregation": "normalize_then_sum"},
-        "multi_objective_aggregation=",
-    ),
+    "objectives": ({"algorithm": "gtpo", "multi_objective_aggregation": "normalize_then_sum"}, "aggregation="),
     "dynamic sampling in TRL's own": ({"algorithm": "trl", "algorithm_kwargs": {"dynamic_sampling": True}}, "not part"),
     "a guide in TRL's own": ({"algorithm": "trl", "guide": "x.jsonl"}, "guide with algorithm='trl'"),
     "greedy sampling": ({"temperature": 0.0}, "temperature=0.0. Give a number > 0"),
@@ -162,13 +159,9 @@ def test_plain_grpo_config_is_rejected(tmp_path):
 
 
 # ── data and rewards ──────────────────────────────────────────────────────────────────────────────────────
-def wants_solution(completions, solution, **_):
-    return [1.0] * len(completions)
-
-
 def test_a_missing_column_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"needs the column 'solution', but .* has prompt, answer. Rename one to"):
-        tiny.trainer(tmp_path, wants_solution)
+        tiny.trainer(tmp_path, lambda completions, solution, **_: [1.0] * len(completions))
     with pytest.raises(ConfigError, match=r"the trainer needs the column 'prompt'.*Did you mean 'prompts'\?"):
         tiny.trainer(tmp_path, data=tiny.prompts().rename_column("prompt", "prompts"))
     with pytest.raises(ConfigError, match="rename the column"):

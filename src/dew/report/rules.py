@@ -58,11 +58,10 @@ def credit_by_rule(
     found: dict[str, Json] = {}
     by_group: dict[int, dict[int, Values]] = {}
     for label, rule in rules.items():
-        method, credit = method_of(rule.name, asdict(rule)), {}
+        method, credit = method_of(rule.name, asdict(rule)), dict[int, Values]()
         if method in (None, "GRPO"):
-            credit = dict(
-                pair for rollouts, batch in batches for pair in _credit(rule, rollouts, batch, label in asked)
-            )
+            for rollouts, batch in batches:
+                credit.update(_credit(rule, rollouts, batch, label in asked))
         if method or credit:
             asked.pop(label, None)
         key = json.dumps(credit) if credit else label

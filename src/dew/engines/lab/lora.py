@@ -89,9 +89,8 @@ class Base:
     def memory(self, settings: LoraSettings) -> tuple[float, float]:
         """Bytes per run (adapters and KV cache), and bytes that all runs share (a pass of an update)."""
         config, size = self.model.config.get_text_config(), self.model.dtype.itemsize
-        linear = [
-            m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not self.model.get_output_embeddings()
-        ]
+        head = self.model.get_output_embeddings()
+        linear = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not head]
         adapter = settings.rank * sum(m.in_features + m.out_features for m in linear)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -209,9 +208,8 @@ class LoraPolicies:
         texts = {i: self.prompts[i] for i in numbers}
         first = dict(zip(texts, accumulate(map(len, texts.values()), initial=0), strict=False))
         text = torch.tensor([token for ids in texts.values() for token in ids], device=device)
-        sizes = [
-            len(texts[i]) + n - 1 if n else 0 for i, n in zip(numbers, lengths, strict=True)
-        ]  # the last token is not an input
+        # The last token is not an input.
+        sizes = [len(texts[i]) + n - 1 if n else 0 for i, n in zip(numbers, lengths, strict=True)]
         total, longest = sum(sizes), max(sizes)
         rows = [(first[i], len(texts[i]), n, size) for i, n, size in zip(numbers, lengths, sizes, strict=True)]
         begin, prompt, answer, size = torch.tensor(rows, device=device).T
