@@ -146,10 +146,5 @@ def _credit(rule: "Algorithm", rollouts: "Rollouts", batch: Batch, asked: bool) 
     credit = np.round(exact * size) / size
     low, high = np.where(mask, credit, np.inf).min(-1), np.where(mask, credit, -np.inf).max(-1)
     for p, (n, group) in enumerate(batch):
-        yield (
-            n,
-            [
-                float(low[p, j]) if low[p, j] == high[p, j] else credit[p, j, : len(answer.tokens)].tolist()
-                for j, answer in enumerate(group.answers)
-            ],
-        )
+        rows = [credit[p, j, : len(answer.tokens)].tolist() for j, answer in enumerate(group.answers)]
+        yield n, [float(low[p, j]) if low[p, j] == high[p, j] else row for j, row in enumerate(rows)]
