@@ -6,7 +6,8 @@ Each error is a `DewError` and also the standard-library class that fits, so `ex
 import difflib
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,8 +94,12 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}{user_line(error)}: {text}"
 
 
-def not_loaded(what: str, name: str, error: Exception) -> Problem:
-    """The problem of a model or data set that cannot be loaded, with the first line of the error."""
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-    remedy = "Check the name or the path; without network access, download it first and give its folder."
-    return Problem(f"{what}: {name!r} cannot be loaded ({reason}).", remedy=remedy)
+@contextmanager
+def loading(what: str, name: str, errors: tuple[type[Exception], ...] = (Exception,)) -> Iterator[None]:
+    """Turn these errors of a loader into a ConfigError that names the model or data set. Hubs raise many kinds."""
+    try:
+        yield
+    except errors as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+        remedy = "Check the name or the path; without network access, download it first and give its folder."
+        raise ConfigError(Problem(f"{what}: {name!r} cannot be loaded ({reason}).", remedy=remedy)) from None

@@ -56,13 +56,13 @@ def test_settings_that_the_comparison_chooses_are_refused(tmp_path):
 def test_runs_with_a_checkpoint_are_resumed_and_others_started_again(tmp_path):
     cell, home = Cell("gtpo", 0), tmp_path / "gtpo-seed0"
     fresh = command._child(tmp_path, cell, "gtpo")
-    assert fresh.arguments[:2] == ["train", str(tmp_path / "recipe.yaml")]
-    assert fresh.arguments[2:] == ["--algorithm", "gtpo", "--seed", "0", "--output_dir", str(home)]
+    assert fresh.command[3:5] == ["train", str(tmp_path / "recipe.yaml")]
+    assert fresh.command[5:] == ["--algorithm", "gtpo", "--seed", "0", "--output_dir", str(home)]
     RunFolder(home).write_run({"status": "running"})  # killed before its first checkpoint
-    assert command._child(tmp_path, cell, "gtpo").arguments == fresh.arguments and not home.exists()
+    assert command._child(tmp_path, cell, "gtpo").command == fresh.command and not home.exists()
     (home / "checkpoint-4").mkdir(parents=True)
     (home / "checkpoint-4" / "trainer_state.json").write_text("{}")
-    assert command._child(tmp_path, cell, "gtpo").arguments == ["resume", str(home)]
+    assert command._child(tmp_path, cell, "gtpo").command[3:] == ["resume", str(home)]
 
 
 @pytest.mark.parametrize(("flags", "expected"), [(["--no_use_cpu"], 1), ([], cores()), (["--parallel", "3"], 3)])

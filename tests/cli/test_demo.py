@@ -49,7 +49,7 @@ RunFolder(sys.argv[1]).write_run({"status": "done"})
 
 
 def child(folder: Path, code: str) -> Child:
-    return Child([str(folder)], folder, program=(sys.executable, "-c", code))
+    return Child([sys.executable, "-c", code, str(folder)], folder)
 
 
 def test_at_most_so_many_children_run_at_a_time(tmp_path, monkeypatch):

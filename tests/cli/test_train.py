@@ -127,10 +127,8 @@ def test_problems_whose_gold_cannot_be_matched_are_left_out_with_a_warning(tmp_p
     rows += [{"problem": f"How does {i} look?", "answer": "\\frac{"} for i in range(24)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
     settings = {"problem": "problem", "answer": "answer", "template": "plain"}
-    run = make_run(
-        {**SMALL, "task": str(tmp_path / "p.jsonl"), "task_settings": settings, "verifier": "math", "problems": 8}
-    )
-    _, kept = training_rows(run)
+    task = {"task": str(tmp_path / "p.jsonl"), "task_settings": settings, "verifier": "math", "problems": 8}
+    _, kept = training_rows(make_run({**SMALL, **task}))
     assert 0 < len(kept) < 8 and all(row["answer"].isdecimal() for row in kept)
     assert "are skipped" in caplog.text
 
@@ -326,9 +324,8 @@ def test_a_run_killed_after_its_last_step_is_not_trained_further(dew, config, tm
     assert (folder.path / "model/model.safetensors").read_bytes() == model
     assert [m["step"] for m in folder.metrics()] == [1, 2]
     assert dew("resume", folder.path, "--max_steps", "3")[0] == 0  # now further
-    assert [m["step"] for m in folder.metrics()] == [1, 2, 3] and "max_steps: 3" in (
-        folder.path / "config.yaml"
-    ).read_text()
+    assert [m["step"] for m in folder.metrics()] == [1, 2, 3]
+    assert "max_steps: 3" in (folder.path / "config.yaml").read_text()
 
 
 @pytest.mark.slow

@@ -93,12 +93,6 @@ def run(tmp_path):
     return make
 
 
-def own_data(folder):
-    rows = [{"prompt": f"{i}+{i}?", "answer": str(2 * i)} for i in range(64)]
-    (folder / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return folder / "own.jsonl"
-
-
 def test_two_models_are_evaluated_on_the_task_of_either_run(dew, asked, run, monkeypatch):
     monkeypatch.setattr(command, "load_tokenizer", lambda *_: None)
     a, b = run("a", "task: countdown"), run("b", "task: gsm8k")
@@ -111,7 +105,8 @@ def test_two_models_are_evaluated_on_the_task_of_either_run(dew, asked, run, mon
 
 
 def test_code_that_a_run_names_is_not_run_but_the_flags_to_do_so_are_shown(dew, asked, run, tmp_path):
-    data = own_data(tmp_path)
+    rows, data = [{"prompt": f"{i}+{i}?", "answer": str(2 * i)} for i in range(64)], tmp_path / "own.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
     rule = f"reward_funcs: [{tmp_path}/mine.py:short, '{tmp_path}/mine.py:score']\noutcome_reward: score\n"
     own = run("own", f"task: {data}\n{rule}algorithm_kwargs: " + """'{"threshold": 0.3}'""")
     flags = f"--reward {tmp_path}/mine.py:score --options '{{threshold: 0.3}}'"

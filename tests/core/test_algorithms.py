@@ -309,11 +309,37 @@ def test_all_problems_are_listed():
         ("forking_tokens", {"keep": 1.5}, "0 < keep <= 1"),
         ("entropy_advantage", {"alpha": -1}, "alpha=-1"),
         ("entropy_advantage", {"kappa": 1}, "kappa=1"),
+        ("gtpo", {"surrogate": "ppo"}, "clip, cispo, sapo"),
+        ("sapo", {"tau_neg": 0}, "numbers > 0"),
+        ("dapo", {"credit": "rloo"}, "grpo, maxrl, qae, w_reinforce, reinforce_pp"),
+        ("qae", {"quantile": 1.0}, "0 < quantile < 1"),
+        ("w_reinforce", {"positive": -0.1}, "penalises correct answers"),
+        ("clip_cov", {"cov_share": 0}, "0 < cov_share <= 1"),
+        ("kl_cov", {"cov_share": 1.5}, "0 < cov_share <= 1"),
+        ("clip_cov", {"cov_low": 5}, "low < high"),
+        ("kl_cov", {"cov_coef": -1}, "cov_coef=-1"),
+        ("steer", {"least_weight": 0}, "0 < least_weight <= 1"),
+        ("steer", {"least_weight": 1.5}, "0 < least_weight <= 1"),
+        ("otb", {"credit": "maxrl"}, "a credit of its own"),
+        ("stare", {"share": 0}, "0 < share <= 1"),
+        ("stare", {"share": 1.5}, "0 < share <= 1"),
+        ("stare", {"negative_weight": 0}, "sign of an advantage"),
+        ("stare", {"positive_weight": 0}, "sign of an advantage"),
+        ("fipo", {"half_life": 0}, "half_life=0"),
+        ("fipo", {"least_weight": 1.1}, "least_weight=1.1"),
+        ("fipo", {"least_weight": 0}, "least_weight=0"),
+        ("fipo", {"most_weight": 0.9}, "most_weight=0.9"),
+        ("gepo", {"low_weight": 1.1}, "low_weight=1.1"),
+        ("gepo", {"high_weight": -0.1}, "high_weight=-0.1"),
+        ("gepo", {"high_weight": 1.1}, "high_weight=1.1"),
+        ("gepo", {"low_band": -1}, "low and high entropy at once"),
+        ("gepo", {"high_band": -1}, "low and high entropy at once"),
     ],
 )
 def test_invalid_settings(name, settings, says):
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=says) as error:
         get_algorithm(name, **settings)
+    assert len(error.value.problems) == 1
 
 
 def test_own_rules_in_files_of_the_same_name_keep_their_source(tmp_path):

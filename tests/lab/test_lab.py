@@ -220,9 +220,7 @@ def ordinary_run(algorithm, seed, rate, generations):
         rollouts = Rollouts(**{k: x.unflatten(0, (s.prompts, s.group_size)) for k, x in grouped.items()})
         keep = algorithm.signal(rollouts)
         A = torch.zeros(rollouts.mask.shape)
-        A[keep] = algorithm.advantages(
-            Rollouts(**{k: getattr(rollouts, k)[keep] for k in ("mask", "entropy", "logp", "reward")})
-        )
+        A[keep] = algorithm.advantages(Rollouts(**{k: getattr(rollouts, k)[keep] for k in grouped}))
         A, trains = A.flatten(0, 1), keep.repeat_interleave(s.group_size)
         order = torch.rand(16, generator=generator(seed, "order", g)).argsort()
         order = order[trains[order]]
@@ -352,9 +350,8 @@ def test_arms_from_text():
     arms = parse_arms(["dapo", "gtpo(alpha2=0.5, pool=joint)@3e-5", "gtpo(entropy_clip=(0.1,2.0))"], [1e-4, 2e-4])
     assert [(arm.label, arm.learning_rate) for arm in arms[:2]] == [("dapo", 1e-4), ("dapo", 2e-4)]
     assert (arms[2].label, arms[2].learning_rate) == ("gtpo(pool=joint,alpha2=0.5)", 3e-5)
-    assert (
-        arms[2].control == arms[3].label == "gtpo(pool=joint,alpha1=1.5,alpha2=0.0)" and arms[3].learning_rate == 3e-5
-    )
+    assert arms[2].control == arms[3].label == "gtpo(pool=joint,alpha1=1.5,alpha2=0.0)"
+    assert arms[3].learning_rate == 3e-5
     assert arms[2].placebo == arms[4].label == "gtpo(placebo=True,pool=joint,alpha2=0.5)"
     assert arms[5].algorithm.entropy_clip == (0.1, 2.0)
     assert all(parse_algorithm(arm.label) == arm.algorithm for arm in arms)
@@ -453,9 +450,8 @@ def test_a_run_of_the_lab_is_an_ordinary_run_folder(easy, tmp_path, dew):
     assert group.prompt.endswith(">") and group.algorithm == "kl_cov" and len(group.answers) == 4
     for answer in group.answers:
         assert answer.correct == ("3" in answer.text) == (answer.reward == 1.0)
-        assert answer.truncated == (answer.tokens[-1] != "<end>") and answer.shaped == pytest.approx(
-            [answer.reward] * len(answer.tokens)
-        )
+        assert answer.truncated == (answer.tokens[-1] != "<end>")
+        assert answer.shaped == pytest.approx([answer.reward] * len(answer.tokens))
         assert len(answer.entropy) == len(answer.logp) == len(answer.tokens)
     rewards = torch.tensor([[answer.reward for answer in group.answers]])
     mask = torch.ones(1, 4, 1, dtype=torch.bool)

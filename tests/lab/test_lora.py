@@ -322,7 +322,6 @@ def test_a_pass_takes_at_most_half_of_the_memory(monkeypatch):
 
 
 # ── whole studies on the model that comes with dew ──────────────────────────────────────────────────────────
-
 FAST = LoraSettings(
     group_size=4, prompts=4, optimizer_steps=1, generations=3, eval_problems=4, eval_k=2, evaluations=2,
     max_new_tokens=6, rank=4, alpha=8.0, pass_tokens=4096,

@@ -218,10 +218,9 @@ def test_the_page_in_the_repository_is_that_of_the_committed_runs(tmp_path):
 
 def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
     """The rate is chosen as in stage 1, runs are those of stage 2, and its row is added to the committed ones."""
-    for stage in ("start", "stage1", "stage1", "stage2"):
-        plant(
-            tmp_path / "planted", stage, "A-train" if stage != "stage2" else "A", by_rate if stage == "stage1" else gain
-        )
+    planted = [("start", "A-train", gain), *[("stage1", "A-train", by_rate)] * 2, ("stage2", "A", gain)]
+    for stage, task, score in planted:
+        plant(tmp_path / "planted", stage, task, score)
     script.pack(tmp_path / "planted", tmp_path / "data")
     monkeypatch.setattr(b, "COMMITTED", tmp_path / "data")
     calls = []
@@ -242,8 +241,7 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
         ("stage2", "A", ["dapo@4e-05", f"{rule}@8e-05"], list(b.RATES), True),
     ]
     text = (tmp_path / "out" / "benchmark.md").read_text()
-    assert (
-        re.search(r"\| grpo_s .*\n(.*\n)*\| mine \(yours\) \| 8e-05 \| 5 \|", text) and "mine is ahead of dapo" in text
-    )
+    assert re.search(r"\| grpo_s .*\n(.*\n)*\| mine \(yours\) \| 8e-05 \| 5 \|", text)
+    assert "mine is ahead of dapo" in text
     code, _, error = dew("lab", "--benchmark", rule, "--seeds", "3")
     assert code != 0 and "its own task" in error

@@ -148,7 +148,6 @@ def at(group: GroupRecord) -> str:
 
 
 # ── credit: what the page computes and shows ────────────────────────────────────────────────────────────────
-
 LENGTHS = (5, 3, 7, 1, 4)
 CHOICES: dict[str, list[Any]] = {
     "compare": ["column", "row", "matrix", "turn"],
@@ -424,7 +423,6 @@ def test_seeds_as_mean_and_band_or_as_lines(report: Path, tmp_path: Path, opened
 
 
 # ── hostile text ────────────────────────────────────────────────────────────────────────────────────────────
-
 ATTACKS = [
     "<script>window.hacked=1</script>",
     "</script><script>window.hacked=1</script>",
@@ -603,7 +601,6 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
 
 
 # ── the table of groups, and what it opens ──────────────────────────────────────────────────────────────────
-
 CHAT = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n"
 
 

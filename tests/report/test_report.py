@@ -193,9 +193,8 @@ def test_a_rule_to_compare_that_gives_nan_is_an_error(
 
 def test_what_is_not_a_run_is_named(tmp_path: Path, dew: Any) -> None:
     (tmp_path / "mine.jsonl").write_text("{}")
-    assert f"a file of token records: dew report --records {tmp_path / 'mine.jsonl'}" in dew(
-        "report", tmp_path / "mine.jsonl"
-    )[2].replace("\n", " ")
+    said = dew("report", tmp_path / "mine.jsonl")[2].replace("\n", " ")
+    assert f"a file of token records: dew report --records {tmp_path / 'mine.jsonl'}" in said
     (tmp_path / "study").mkdir()
     (tmp_path / "study" / "grid.json").write_text('{"settings": {}, "arms": ["dapo"], "sources": {}}')
     assert "no run has finished yet." in dew("report", tmp_path / "study")[2]
@@ -527,10 +526,8 @@ def test_why_a_run_ended_is_the_first_finding(tmp_path, status, error, checkpoin
     if status == "running":
         with lock(folder.path):
             page = report_of(build([folder.path]))
-            assert (
-                page["findings"][0]["text"].startswith("Too long (step 3).")
-                and page["runs"][0]["facts"]["status"] == status
-            )
+            assert page["findings"][0]["text"].startswith("Too long (step 3).")
+            assert page["runs"][0]["facts"]["status"] == status
     content = report_of(build([folder.path]))
     assert content["findings"][0]["text"].startswith(says) and remedy in content["findings"][0]["remedy"]
     assert content["headline"] == "12 of 60 steps: 50% solved"

@@ -137,8 +137,6 @@ def test_steps_survive_a_round_trip(steps: list[tuple[int, str, int, int]]):
 
 
 # ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_invalid_columns_and_names():
     with pytest.raises(RewardError, match="no column 'numbers'; it has answer, target"):
         countdown(["1+2=3"], target=[3], answer=["3"])

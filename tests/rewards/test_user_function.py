@@ -340,8 +340,6 @@ def test_threads_share_one_process(load):
 
 
 # ── Callables, which run in this process ──────────────────────────────────────────────────────────────────
-
-
 def test_an_async_hang_is_cancelled():
     async def waits(completions, **_):
         await asyncio.sleep(1e6)

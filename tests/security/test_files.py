@@ -76,10 +76,6 @@ def bomb(megabytes: int) -> bytes:
     return b"".join([*(packer.compress(b" " * (1 << 20)) for _ in range(megabytes)), packer.flush()])
 
 
-def template(text: str) -> dict[str, str]:
-    return {"chat_template": text}
-
-
 CODE = {f"AutoModel{kind}": "evil.X" for kind in ("", "ForCausalLM")} | {"AutoConfig": "evil.X"}
 RECORD = {"prompt": "p", "answers": [{"tokens": ["a"], "reward": 1.0, "entropy": [1.0]}] * 2}
 LINKED = ("config.yaml", "run.json", "metrics.jsonl", "records/step-00000002.jsonl.gz", "checkpoints")
@@ -121,9 +117,10 @@ CASES = [
     *(Case("r.yaml", {**SMALL, "task": None, "dataset_name": name}, TRAIN, "cannot be loaded") for name in
       (".", "evil.py")),
     # models that hang their loader or fill the memory
-    pytest.param(*Case("model/tokenizer_config.json", template("{% for a in range(99999) %}{% for b in range(99999) %}"
-                       + 2 * "{% endfor %}"), EVAL, HANGS), marks=slow),
-    pytest.param(*Case("model/tokenizer_config.json", template("{{ 'a' * 10000000000 }}"), TRAIN, LARGE), marks=slow),
+    pytest.param(*Case("model/tokenizer_config.json", {"chat_template": 2 * "{% for a in range(99999) %}"
+                       + 2 * "{% endfor %}"}, EVAL, HANGS), marks=slow),
+    pytest.param(*Case("model/tokenizer_config.json", {"chat_template": "{{ 'a' * 10000000000 }}"}, TRAIN, LARGE),
+                 marks=slow),
     Case("model/config.json", {"intermediate_size": 10**9}, ("preflight", "r.yaml", "--answers", "0"), WIDE),
     pytest.param(*Case("model/config.json", {"num_hidden_layers": 10**6}, EVAL, HANGS), marks=slow),
     pytest.param(*Case("model/tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [

@@ -155,9 +155,8 @@ def test_templates():
         "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
         "<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert "<think> reasoning process here </think>" in render("r1", "1+1?") and "User: 1+1? Assistant:" in render(
-        "r1", "1+1?"
-    )
+    for part in ("<think> reasoning process here </think>", "User: 1+1? Assistant:"):
+        assert part in render("r1", "1+1?")
     assert render("plain", "1+1?") == "1+1?"
     assert render("Q: {problem}\nA:", "{x}?") == "Q: {x}?\nA:"
     assert all("{problem}" not in str(render(name, "{braces} $x$")) for name in TEMPLATES)
@@ -213,9 +212,8 @@ def test_training_and_held_out_problems_are_disjoint(tmp_path):
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
     assert task("gsm8k", path=tmp_path / "a.parquet.jsonl", template="plain").rows(1000) == train
     assert len(task("aime25", path=str(tmp_path / "a.parquet.jsonl")).rows(1000, split="held_out")) == 100
-    assert sums.rows(1000, seed=1) != train and sorted(r["prompt"] for r in sums.rows(1000, seed=1)) == sorted(
-        r["prompt"] for r in train
-    )
+    other = sums.rows(1000, seed=1)
+    assert other != train and sorted(r["prompt"] for r in other) == sorted(r["prompt"] for r in train)
 
 
 def test_overlap_ignores_spelling_but_not_numbers():

@@ -65,9 +65,8 @@ def test_countdown_respects_its_settings(numbers: int, largest: int, ceiling: in
 def test_sums_for_tuning_leave_the_test_problems_out():
     tested = {row["solution"] for row in Sums().rows(9999, split="held_out")}
     parts = [{row["solution"] for row in Sums(tuning=True).rows(9999, split=x)} for x in ("train", "held_out")]
-    assert (
-        not parts[0] & parts[1] and not tested & (parts[0] | parts[1]) and len(tested) + sum(map(len, parts)) == 99**2
-    )
+    assert not parts[0] & parts[1] and not tested & (parts[0] | parts[1])
+    assert len(tested) + sum(map(len, parts)) == 99**2
     assert [m["content"] for m in Sums(example=True).rows(1)[0]["prompt"]][:2] == ["What is 23 + 45?", "23 + 45 = 68"]
     assert {row["solution"] for x in ("train", "held_out") for row in Sums(numbers=3, largest=2).rows(9, split=x)} == {
         f"{a} + {b} + {c} = {a + b + c}" for a in (1, 2) for b in (1, 2) for c in (1, 2)

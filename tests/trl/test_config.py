@@ -111,7 +111,7 @@ REJECTED = {
     "scaling": ({"algorithm": "gtpo", "scale_rewards": False}, "gtpo trains with 'group'"),
     "80/20 rule": ({"algorithm": "gtpo", "top_entropy_quantile": 0.2}, "quantile=0.2, but gtpo trains with 1.0"),
     "two-sided clip": ({"algorithm": "gtpo", "delta": 4.0}, "delta=4.0"),
-    "objectives": ({"multi_objective_aggregation": "normalize_then_sum"}, "multi_objective_aggregation="),
+    "objectives": ({"algorithm": "gtpo", "multi_objective_aggregation": "normalize_then_sum"}, "aggregation="),
     "dynamic sampling in TRL's own": ({"algorithm": "trl", "algorithm_kwargs": {"dynamic_sampling": True}}, "not part"),
     "a guide in TRL's own": ({"algorithm": "trl", "guide": "x.jsonl"}, "guide with algorithm='trl'"),
     "greedy sampling": ({"temperature": 0.0}, "temperature=0.0. Give a number > 0"),

@@ -68,8 +68,6 @@ def test_tokens_are_scored_at_most_once(algorithm, settings, passes, tmp_path):
 
 
 # ── what does not train ───────────────────────────────────────────────────────────────────────────────────
-
-
 def test_an_answer_without_a_reward_is_excluded_from_its_group(tmp_path):
     def none_for_the_seventh(completions, **_):
         return [None if i == 6 else value for i, value in enumerate(outcome(completions))]
@@ -84,14 +82,8 @@ def test_an_answer_without_a_reward_is_excluded_from_its_group(tmp_path):
 
 
 # ── which reward decides ──────────────────────────────────────────────────────────────────────────────────
-
-
-def graded(completions, **_):
-    return [0.01 * (len(set(text)) % 5) for text in completions]
-
-
 def test_graded_rewards_on_both_sides_of_the_threshold_are_one_warning(tmp_path, caplog):
-    trainer = ready(tmp_path, lambda completions, **_: [25 * x for x in graded(completions)], algorithm="gtpo")
+    trainer = ready(tmp_path, lambda completions, **_: [len(set(x)) % 5 / 4 for x in completions], algorithm="gtpo")
     assert all(generation(trainer)["advantages"].any() for _ in range(2))
     assert caplog.text.count("different values") == 1
     assert [(x["alarm"], x["step"]) for x in trainer._recorder.folder.alarms()] == [("graded_reward", 1)]

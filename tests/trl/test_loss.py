@@ -81,16 +81,11 @@ def same_update(ours, theirs, distance):
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-5, atol=1e-5)
 
 
-def by_default(algorithm, variant):
-    """Every loss and every variant: the others combine them."""
-    return variant == "plain" or algorithm in ("grpo", "dapo")
-
-
 @tiny.runs_trls_loss
 @pytest.mark.parametrize(
     ("algorithm", "variant"),
     [
-        pytest.param(a, v, marks=[] if by_default(a, v) else pytest.mark.slow)
+        pytest.param(a, v, marks=[] if v == "plain" or a in ("grpo", "dapo") else pytest.mark.slow)
         for a in TRL_TWINS
         for v in VARIANTS
         if a not in ("cispo", "sapo") or v in ("plain", "two rewards")

@@ -465,9 +465,8 @@ def test_a_run_leaves_its_data_command_and_configuration(fake_run, capsys):
     assert "64" in output and "accuracy 0.500" in output
     assert "verl.model_merger" in output and "global_step_1/actor" in output
     again = read_run(folder.path / "verl.yaml")
-    assert (
-        again.engine == "verl" and prepare(again).overrides == prepare(make_run({**SMALL, **again.settings})).overrides
-    )
+    assert again.engine == "verl"
+    assert prepare(again).overrides == prepare(make_run({**SMALL, **again.settings})).overrides
     assert "driver.py" in (folder.path / "train.sh").read_text()
     with pytest.raises(ConfigError, match="already holds a run"):
         fake_run()

@@ -14,15 +14,7 @@ from torch import Tensor
 from dew.algorithms.base import Part, Stats, Whose, recorded
 from dew.algorithms.baselines import DAPO
 from dew.checks import unmet
-from dew.credit import (
-    clip_cov_mask,
-    entropy_advantages,
-    forking_mask,
-    future_weights,
-    kl_cov_mask,
-    steer_weights,
-    token_baseline_advantages,
-)
+from dew.credit import token_weights as weights
 from dew.errors import ShapeError
 from dew.ops import masked_mean
 from dew.rollouts import Rollouts
@@ -42,7 +34,7 @@ class ForkingTokens(DAPO):
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """DAPO's advantages on the kept tokens, scaled so that the loss is divided by the number of kept tokens."""
-        kept = forking_mask(recorded(self, rollouts, "entropy"), rollouts.mask, keep=self.keep)
+        kept = weights.forking_mask(recorded(self, rollouts, "entropy"), rollouts.mask, keep=self.keep)
         scale = rollouts.mask.sum() / kept.sum().clamp_min(1)
         return torch.where(kept, super().advantages(rollouts) * scale, 0)
 
@@ -69,7 +61,7 @@ class EntropyAdvantage(DAPO):
     ) -> tuple[Tensor, Stats]:
         if part.entropy is None:
             raise ShapeError("entropy_advantage needs the current policy's entropy of each token in its loss.")
-        shaped = entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
+        shaped = weights.entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
         value, stats = super().loss(logp, part, shaped, count=count)
         plain = advantages if advantages.ndim == shaped.ndim else advantages.unsqueeze(-1)
         bonus = torch.where(part.mask, shaped - plain, 0).sum() / part.mask.sum().clamp_min(1)
@@ -103,7 +95,7 @@ class ClipCov(DAPO):
     def advantages(self, rollouts: Rollouts) -> Tensor:
         A, logp = super().advantages(rollouts), recorded(self, rollouts, "logp")
         bounds = {"low": self.cov_low, "high": self.cov_high}
-        return torch.where(clip_cov_mask(A, logp, rollouts.mask, share=self.cov_share, **bounds), 0, A)
+        return torch.where(weights.clip_cov_mask(A, logp, rollouts.mask, share=self.cov_share, **bounds), 0, A)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +119,7 @@ class KLCov(DAPO):
         return super().problems() + unmet(_is_share(self.cov_share), (0 <= self.cov_coef < inf, pulled))
 
     def penalties(self, rollouts: Rollouts, advantages: Tensor) -> Tensor:
-        chosen = kl_cov_mask(advantages, recorded(self, rollouts, "logp"), rollouts.mask, share=self.cov_share)
+        chosen = weights.kl_cov_mask(advantages, recorded(self, rollouts, "logp"), rollouts.mask, share=self.cov_share)
         return self.cov_coef * chosen.to(advantages.dtype)
 
 
@@ -147,7 +139,7 @@ class STEER(DAPO):
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         A, H = super().advantages(rollouts), recorded(self, rollouts, "entropy")
-        return A * steer_weights(A, recorded(self, rollouts, "logp"), H, rollouts.mask, least=self.least_weight)
+        return A * weights.steer_weights(A, recorded(self, rollouts, "logp"), H, rollouts.mask, least=self.least_weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +160,10 @@ class STARE(DAPO):
 
     def problems(self) -> list[str]:
         up, down = self.positive_weight, self.negative_weight
-        weights = f"positive_weight={up}, negative_weight={down}: the sign of an advantage must stay."
+        both = f"positive_weight={up}, negative_weight={down}: the sign of an advantage must stay."
         return super().problems() + unmet(
             (0 < self.share <= 1, f"share={self.share}: give 0 < share <= 1; the paper uses 0.1."),
-            (0 < up < inf and 0 < down < inf, f"{weights} Give numbers > 0, e.g. 1.1 and 0.9."),
+            (0 < up < inf and 0 < down < inf, f"{both} Give numbers > 0, e.g. 1.1 and 0.9."),
         )
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
@@ -181,7 +173,7 @@ class STARE(DAPO):
         if masked_mean(H, mask, (0, 1, 2)) >= self.target_entropy:
             return A
         for side, weight in ((A > 0, self.positive_weight), (A < 0, self.negative_weight)):
-            A = torch.where(forking_mask(surprisal, mask & side, keep=self.share), weight * A, A)
+            A = torch.where(weights.forking_mask(surprisal, mask & side, keep=self.share), weight * A, A)
         return A
 
 
@@ -210,7 +202,7 @@ class FIPO(DAPO):
     ) -> tuple[Tensor, Stats]:
         A = advantages if advantages.ndim == part.mask.ndim else advantages.unsqueeze(-1).expand_as(part.mask)
         bounds = {"half_life": self.half_life, "low": self.least_weight, "high": self.most_weight}
-        f = future_weights(logp - part.old_logp, A, part.mask, **bounds)
+        f = weights.future_weights(logp - part.old_logp, A, part.mask, **bounds)
         return super().loss(logp, part, A * f, count=count)
 
 
@@ -230,7 +222,7 @@ class OTB(DAPO):
         """(P, G, T) credit, 0 in groups with equal rewards: there, only the end of the longest answer would get any."""
         logp, sum_sq = recorded(self, rollouts, "logp"), recorded(self, rollouts, "sum_sq")
         reward, live = rollouts.reward + self.extra(rollouts), rollouts.live
-        A = token_baseline_advantages(torch.where(live, reward, 0), logp, sum_sq, rollouts.mask)
+        A = weights.token_baseline_advantages(torch.where(live, reward, 0), logp, sum_sq, rollouts.mask)
         highest = torch.where(live, reward, -torch.inf).amax(-1)
         lowest = torch.where(live, reward, torch.inf).amin(-1)
         return torch.where((highest > lowest)[:, None, None], A, 0)

@@ -6,6 +6,7 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 PER_RUN = ("algorithm", "seed", "output_dir")
 """Settings that the comparison chooses for each run."""
 CONFIG = "recipe.yaml"
+DEW = (sys.executable, "-m", "dew.cli")
 BETWEEN = re.compile(r",(?![^()]*(?:\([^()]*\)[^()]*)*\))")
 """Commas between algorithms, but not inside `gtpo(pool=outcome,entropy_clip=(0.01,5))`."""
 
@@ -153,10 +155,10 @@ def train_grid(
 def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
     home = folder / cell.home
     if any(home.glob("checkpoint-*/trainer_state.json")):
-        return Child(["resume", str(home)], home)
+        return Child([*DEW, "resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     flags = ["--algorithm", algorithm, "--seed", str(cell.seed), "--output_dir", str(home)]
-    return Child(["train", str(folder / CONFIG), *flags], home)
+    return Child([*DEW, "train", str(folder / CONFIG), *flags], home)
 
 
 # ── dew lab ─────────────────────────────────────────────────────────────────────────────────────────────────

@@ -14,7 +14,7 @@ from dew.cli.app import app
 from dew.cli.console import out, print_json, show_markdown
 from dew.cli.flags import mapping
 from dew.cli.train import merge_command
-from dew.errors import ConfigError, Problem, not_loaded, unknown
+from dew.errors import ConfigError, Problem, loading, unknown
 from dew.files import stay_inside, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
@@ -63,8 +63,10 @@ def evaluate_(
         flags = ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in unused)
         raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Remove it."))
     files = [] if keep is None else [keep, Path(f"{keep.parent / keep.stem}-vs{keep.suffix}")][: len(names)]
-    for file in files:
-        _check_new(file)
+    for file in files:  # before sampling, which may take hours
+        try_writing(file.parent)
+        if file.exists():
+            raise ConfigError(Problem(f"{file} already exists.", remedy="Name a new file."))
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
     scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), **how) for name in names]
@@ -86,13 +88,6 @@ def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, 
     sampling = {name: value for name, value in {**given, **more}.items() if name in known}
     Sampling(**sampling)
     return sampling, more.get("threshold", 0.5)
-
-
-def _check_new(file: Path) -> None:
-    """Check that a file can be written and is new, before sampling, which may take hours."""
-    try_writing(file.parent)
-    if file.exists():
-        raise ConfigError(Problem(f"{file} already exists.", remedy="Name a new file."))
 
 
 def _plan(
@@ -277,12 +272,10 @@ def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
     if engine == "vllm" and adapter.is_file():
         what = f"{name}: LoRA weights must be merged for vLLM."
         raise ConfigError(Problem(what, remedy=f"Run `dew export {name} FOLDER`, then evaluate FOLDER."))
-    try:
+    with loading("model", name, (OSError, ValueError, LookupError, TypeError)):
         if adapter.is_file() and not any(path.glob("tokenizer*")):
             source = find_model(str(json.loads(adapter.read_bytes())["base_model_name_or_path"]), str(adapter))
         return path, AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise ConfigError(not_loaded("model", name, error)) from None
 
 
 def load_weights(folder: Path) -> Any:
@@ -292,7 +285,7 @@ def load_weights(folder: Path) -> Any:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    try:
+    with loading("model", str(folder), (OSError, ValueError, SafetensorError)):
         if (folder / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM as Peft
 
@@ -300,8 +293,6 @@ def load_weights(folder: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(
             str(folder), trust_remote_code=False, use_safetensors=True, dtype="auto"
         )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ConfigError(not_loaded("model", str(folder), error)) from None
 
 
 def no_model(folder: Path) -> Problem:

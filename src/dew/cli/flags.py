@@ -45,10 +45,9 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else recipe_file(str(config), "config file or recipe"))
     if "actor_rollout_ref" in run.settings:
-        remedy = (
-            "Start it with `python -m dew.engines.verl.main --config-path FOLDER --config-name NAME` (docs/verl.md)."
-        )
-        raise ConfigError(Problem(f"{run.source} is a configuration of verl itself.", remedy=remedy))
+        start = "python -m dew.engines.verl.main --config-path FOLDER --config-name NAME"
+        what = f"{run.source} is a configuration of verl itself."
+        raise ConfigError(Problem(what, remedy=f"Start it with `{start}` (docs/verl.md)."))
     settings, typed = parse_flags(words)
     keys = {**run.to_dict(), **settings}
     make_run(keys, source="command line")  # the file alone had no error

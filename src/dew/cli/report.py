@@ -72,11 +72,6 @@ def explain(
     group: Annotated[int | None, typer.Option(help="Group (default: the most informative one of the step).")] = None,
 ) -> None:
     """Show the recorded credit of every token in a group."""
-    _show_group(_choose(source, step, group))
-
-
-def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
-    """Return the most informative group of those with this step and number (None: any)."""
     from dew.report.tokens import summary
 
     groups = _read(source, step)
@@ -86,7 +81,7 @@ def _choose(source: Path, step: int | None, group: int | None) -> GroupRecord:
             remedy = f"Choose one of: {', '.join(map(str, recorded))}."
             raise ConfigError(Problem(f"{name}: {wanted} was not recorded.", remedy=remedy))
         groups = [g for g in groups if wanted in (None, getattr(g, name))]
-    return max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"]))
+    _show_group(max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"])))
 
 
 def _read(source: Path, step: int | None) -> list[GroupRecord]:

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -139,11 +138,10 @@ def _numbers(line: dict[str, Any]) -> dict[str, Any]:
 # ── child processes ───────────────────────────────────────────────────────────────────────────────────────────
 @dataclass
 class Child:
-    """One `dew train` or `dew resume` in a child process, with one torch thread."""
+    """A command that trains the run in `folder`, in a child process with one torch thread."""
 
-    arguments: Sequence[str]
+    command: Sequence[str]
     folder: Path
-    program: Sequence[str] = (sys.executable, "-m", "dew.cli")
     process: subprocess.Popen[bytes] | None = None
 
     @cached_property
@@ -159,7 +157,7 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.program, *self.arguments],
+                self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

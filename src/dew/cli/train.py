@@ -77,7 +77,10 @@ def train_on_trl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool,
     quiet()
     parsed = parse(run, typed, dry=dry, untrusted=untrusted)
     if dry:
-        _print_plan(parsed)
+        from dew.preflight.machine import plan
+
+        out.print(to_yaml(parsed.run), soft_wrap=True)
+        out.print("\n".join(f"{heading:12} {printable(text)}" for heading, text in plan(parsed).items()))
         return
     folder = Path(parsed.args.output_dir)
     with lock(folder):
@@ -135,13 +138,6 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
         out.print(f"Stopped at step {view.step} {saved} a checkpoint. Resume with: dew resume {folder}")
         return
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
-
-
-def _print_plan(parsed: "Parsed") -> None:
-    from dew.preflight.machine import plan
-
-    out.print(to_yaml(parsed.run), soft_wrap=True)
-    out.print("\n".join(f"{heading:12} {printable(text)}" for heading, text in plan(parsed).items()))
 
 
 def _print_keys() -> None:
@@ -216,11 +212,11 @@ def _print_command(launch: "Launch", checked: "Algorithm | None") -> None:
 
 
 def _train_on_verl(launch: "Launch", folder: Path) -> None:
-    from dew.engines.verl.launch import MAIN, command, hydra_words, shell_text
+    from dew.engines.verl.launch import command, shell_text
 
     script = f"#!/bin/sh\n# The command that dew runs.\n{shell_text(command(launch))}\n"
     write_atomically(folder / "train.sh", script.encode())
-    child = Child(hydra_words(launch), folder, program=(*command(launch)[:1], *MAIN))
+    child = Child(command(launch), folder)
     where = f"Command: {folder / 'train.sh'}\nLog: {child.log}"
     notes = "".join(f"Note: {note}.\n" for note in launch.notes)
     out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{notes}{where}")

@@ -130,9 +130,8 @@ class Result:
     task: str = ""
     learning_rate: float | None = None
     control: str | None = None
-    """The same arm without token weights, to compare with."""
     placebo: str | None = None
-    """The same arm with the weights of each answer permuted."""
+    """Other arms to compare with, as in `Cell`."""
     groups: int = 0
     """Groups sampled, including dropped ones: dynamic sampling needs more groups for the same number of steps."""
     folder: Path | None = None
@@ -149,11 +148,8 @@ def read_result(folder: Path | str, **known: Any) -> Result:
     algorithm = facts.get("algorithm")
     name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
     about: dict[str, Any] = {"arm": str(facts.get("arm") or name or ""), "task": str(facts.get("data") or "")}
-    about |= {
-        "seed": facts.get("seed", 0),
-        **{key: facts.get(key) for key in ("learning_rate", "control", "placebo")},
-        **known,
-    }
+    about |= {key: facts.get(key) for key in ("learning_rate", "control", "placebo")}
+    about |= {"seed": facts.get("seed", 0), **known}
     rate = about["learning_rate"]
     if type(about["seed"]) is not int or not (rate is None or (type(rate) is float and 0 < rate < math.inf)):
         what = f"{folder / 'run.json'}: seed {about['seed']!r:.40} or learning_rate {rate!r:.40} is not a number."

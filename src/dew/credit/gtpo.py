@@ -105,13 +105,10 @@ def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correc
     with a single outcome the result is entropy noise: multiply by `has_signal(correct)[..., None, None]`.
     """
     mask = check_by_token(mask, rewards=rewards)
-    r = torch.where(mask, at_least_float32(rewards), 0)
-    if correct is None:
-        won = r > 0
-    else:
-        check_shape("correct", correct, r.shape[:-1], "answer (*P, G)")
-        won = correct.unsqueeze(-1) & mask
-    return pooled(r, won, mask & ~won, (-2, -1), pool)
+    if correct is not None:
+        check_shape("correct", correct, mask.shape[:-1], "answer (*P, G)")
+        correct = correct.unsqueeze(-1)
+    return pooled(rewards, mask, correct, (-2, -1), pool)
 
 
 def grpo_s_rewards(
@@ -152,13 +149,9 @@ def grpo_s_advantages(
     with a single outcome the result is entropy noise: multiply by `has_signal(correct)[..., None]`.
     """
     present = check_present(rewards, present)
-    r = torch.where(present, at_least_float32(rewards), 0)
-    if correct is None:
-        won = r > 0
-    else:
-        check_shape("correct", correct, r.shape, "answer (*P, G)")
-        won = correct & present
-    return pooled(r, won, present & ~won, -1, pool)
+    if correct is not None:
+        check_shape("correct", correct, rewards.shape, "answer (*P, G)")
+    return pooled(rewards, present, correct, -1, pool)
 
 
 # ── shared by both (section 2) ──────────────────────────────────────────────────────────────────────────────
@@ -214,7 +207,7 @@ def shaped(
     return torch.where(live, torch.where(correct, r, -r), 0)
 
 
-def pooled(rewards: Tensor, won: Tensor, lost: Tensor, dim: Dims, pool: Pool) -> Tensor:
+def pooled(rewards: Tensor, live: Tensor, correct: Tensor | None, dim: Dims, pool: Pool) -> Tensor:
     """A = (r̃ − mean) / (std + 1e-4) (Eq. 6), separately for O⁺ and O⁻. `pool`: what mean and std are taken over:
 
     group   ALL entries of the group, with those of the other polarity counted as 0
@@ -223,9 +216,11 @@ def pooled(rewards: Tensor, won: Tensor, lost: Tensor, dim: Dims, pool: Pool) ->
             wrong is lost. For comparison only; it unlearns the task.
     """
     check_choice("pool", pool, get_args(Pool))
-    live = won | lost
+    r = torch.where(live, at_least_float32(rewards), 0)
     if pool == "joint":
-        return standardize(rewards, live, dim)
-    positive = standardize(torch.where(won, rewards, 0), live if pool == "group" else won, dim)
-    negative = standardize(torch.where(lost, rewards, 0), live if pool == "group" else lost, dim)
+        return standardize(r, live, dim)
+    won = r > 0 if correct is None else correct & live
+    lost = live & ~won
+    positive = standardize(torch.where(won, r, 0), live if pool == "group" else won, dim)
+    negative = standardize(torch.where(lost, r, 0), live if pool == "group" else lost, dim)
     return torch.where(won, positive, negative)

@@ -25,7 +25,7 @@ import torch
 from packaging.version import Version
 
 from dew.engines.compat import SUPPORTED, installed, supported
-from dew.errors import ConfigError, not_loaded
+from dew.errors import loading
 from dew.files import existing, try_writing
 from dew.memory import free_memory
 from dew.preflight import Check, failed, graded, guarded, ok, warning
@@ -151,15 +151,13 @@ def model_of(parsed: "Parsed") -> Model:
 
     model, args = parsed.model, parsed.args
     name, trusted = model.model_name_or_path, args.trust_remote_code
-    try:
+    with loading("model_name_or_path", name):
         revision = model.model_revision
         folder = find_model(name, revision=revision)
         config = AutoConfig.from_pretrained(folder, revision=revision, trust_remote_code=trusted)
         with torch.device("meta"):  # takes no memory
             empty = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
             empty = get_peft_model(empty, get_peft_config(model)) if model.use_peft else empty
-    except Exception as error:  # many kinds, from the hub and from the file system
-        raise ConfigError(not_loaded("model_name_or_path", name, error)) from None
     dtype = str((args.model_init_kwargs or {}).get("dtype") or model.dtype or "float32").removeprefix("torch.")
     kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype, None)
     stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else (kind or torch.float32).itemsize

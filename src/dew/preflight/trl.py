@@ -163,9 +163,8 @@ def sample(parsed: Parsed, data: Data, count: int) -> Answers:
 
 def check_length(answers: Answers, limit: int) -> Check:
     n, cut, mean = len(answers.truncated), sum(answers.truncated), float(np.mean(answers.lengths))
-    says = (
-        f"{cut} of {n} answers ({cut / n:.0%}) are truncated at max_completion_length={limit}; mean {mean:.0f} tokens."
-    )
+    says = f"{cut} of {n} answers ({cut / n:.0%}) are truncated at max_completion_length={limit}; "
+    says += f"mean {mean:.0f} tokens."
     remedy = f"Raise max_completion_length, e.g. to {2 * limit}, or ask for shorter answers in the prompt."
     return graded("truncated", says, remedy, warn=cut > 0.3 * n, fail=cut > 0.7 * n)
 

@@ -212,7 +212,6 @@ def _shareable(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 # ── which charts the page draws, and which metrics are in each ──────────────────────────────────────────────
-
 CHARTS = (  # title, metrics, note, whether its axis is logarithmic
     ("Reward", r"(reward|accuracy)$", "mean reward, and the share of correct answers", False),
     ("Parts of the reward", r"reward/(?!.*/std$)", "each reward function separately", False),

@@ -22,7 +22,6 @@ from dew.engines.lab import LoraSettings, load_study, study
 from dew.engines.lab.arms import parse_arms
 
 # ── settings ────────────────────────────────────────────────────────────────────────────────────────────────
-
 BASELINE = "dapo"
 ARMS = (
     BASELINE, "grpo", "dr_grpo", "gspo", "cispo", "sapo", "gtpo", "grpo_s", "dew", "forking_tokens",
@@ -102,7 +101,6 @@ def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: A
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
-
 COMMITTED = Path(__file__).parents[3] / "docs" / "results" / "benchmark"
 Runs = Mapping[str, Sequence[Result]]
 """The finished runs of each STAGE-TASK."""
@@ -153,8 +151,6 @@ def by_arm(runs: Iterable[Result]) -> dict[str, list[Result]]:
 
 
 # ── comparisons ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Row:
     """The results of an arm on a task."""
@@ -222,7 +218,6 @@ def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
 
 
 # ── table ───────────────────────────────────────────────────────────────────────────────────────────────────
-
 ABOUT = f"""Rules in the order of the plan, controls, placebos and random rewards below them. pass@1 is the mean of the
 last evaluations. Differences are paired by seed, with 95% intervals of Student's t; p is Holm's, over the rules of the
 task. Verdicts are the plan's: the first of win, level (within ±{MARGIN}) and loss that applies. Entropy (nats), length

@@ -98,7 +98,6 @@ def read_records_file(path: Path) -> Run:
 
 
 # ── dew (docs/records.md) ───────────────────────────────────────────────────────────────────────────────────
-
 MAX_CONFIG = 200_000
 
 
@@ -124,7 +123,6 @@ def _dew_run(folder: Path, share: int) -> Run:
 
 
 # ── TRL: the curves in trainer_state.json ───────────────────────────────────────────────────────────────────
-
 TRL_NAMES = {
     "completions/mean_length": "length/mean",
     "completions/max_length": "length/max",
@@ -175,8 +173,6 @@ def _trl_metrics(history: Any) -> list[Json]:
 
 
 # ── a sample of the groups that fits into a page ────────────────────────────────────────────────────────────
-
-
 def evenly(n: int, most: int) -> list[int]:
     """Return at most `most` of the indices 0..n−1, evenly spaced, including the first and the last."""
     if n <= most:
@@ -224,7 +220,6 @@ def _bytes(path: Path) -> int:
 
 
 # ── arms: runs that differ only in their seed ───────────────────────────────────────────────────────────────
-
 NOT_COMPARED = {
     *("seed", "data_seed", "output_dir", "logging_dir", "run_name", "hub_model_id", "resume_from_checkpoint"),
     *("experiment_name", "data_loader_seed"),  # verl's

@@ -33,8 +33,6 @@ answers_of = cache(read_answers)
 
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
     """Return rows of scores, then of metrics: {name, note, link, before, after, low, high (per run), differences}.
 
@@ -168,7 +166,6 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
 
 
 # ── findings in words ───────────────────────────────────────────────────────────────────────────────────────
-
 MAX_CHECKED = 20_000
 """Maximum number of steps, over all runs, that are checked for alarms: the first and last ones of each run."""
 MAX_PAIRED = 16

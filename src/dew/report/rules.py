@@ -58,11 +58,10 @@ def credit_by_rule(
     found: dict[str, Json] = {}
     by_group: dict[int, dict[int, Values]] = {}
     for label, rule in rules.items():
-        method, credit = method_of(rule.name, asdict(rule)), {}
+        method, credit = method_of(rule.name, asdict(rule)), dict[int, Values]()
         if method in (None, "GRPO"):
-            credit = dict(
-                pair for rollouts, batch in batches for pair in _credit(rule, rollouts, batch, label in asked)
-            )
+            for rollouts, batch in batches:
+                credit.update(_credit(rule, rollouts, batch, label in asked))
         if method or credit:
             asked.pop(label, None)
         key = json.dumps(credit) if credit else label
@@ -147,10 +146,5 @@ def _credit(rule: "Algorithm", rollouts: "Rollouts", batch: Batch, asked: bool) 
     credit = np.round(exact * size) / size
     low, high = np.where(mask, credit, np.inf).min(-1), np.where(mask, credit, -np.inf).max(-1)
     for p, (n, group) in enumerate(batch):
-        yield (
-            n,
-            [
-                float(low[p, j]) if low[p, j] == high[p, j] else credit[p, j, : len(answer.tokens)].tolist()
-                for j, answer in enumerate(group.answers)
-            ],
-        )
+        rows = [credit[p, j, : len(answer.tokens)].tolist() for j, answer in enumerate(group.answers)]
+        yield n, [float(low[p, j]) if low[p, j] == high[p, j] else row for j, row in enumerate(rows)]

@@ -163,9 +163,8 @@ def is_formula(text: str) -> bool:
     """Whether the only words are names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
     if len(text) > MAX_LENGTH or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
         return False
-    words = re.findall(
-        r"[^\W\d_]{2,}", _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf|mbox)\{[^{}]*\}", " ", text))
-    )
+    bare = _COMMAND.sub(" ", re.sub(r"\\(?:text|mathrm|textbf|mbox)\{[^{}]*\}", " ", text))
+    words = re.findall(r"[^\W\d_]{2,}", bare)
     return all(_MATH_WORD.fullmatch(word) or (word.isascii() and word.isupper()) for word in words)
 
 

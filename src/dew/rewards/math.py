@@ -52,9 +52,8 @@ def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
     answer, target = find_answer(text), find_gold(gold)
     if target and (choice := normalize.gold_choice(target.text)):
         marked = answer is not None and answer.marked
-        chosen = normalize.final_choice(
-            answer.text if answer and marked else after_thinking(text)[-MAX_LENGTH:], marked=marked
-        )
+        claim = answer.text if answer and marked else after_thinking(text)[-MAX_LENGTH:]
+        chosen = normalize.final_choice(claim, marked=marked)
         if chosen or not marked:
             return Verdict("unparsable" if not chosen else "correct" if chosen == choice else "wrong", chosen)
     if answer is None or target is None or len(answer.text) > MAX_LENGTH:

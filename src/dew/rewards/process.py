@@ -229,7 +229,11 @@ class Pool:
                 if not last:
                     worker = self._take(new=True)
             else:
-                self._give_back(worker)
+                with self._lock:
+                    if self._server and worker.requests < self.MAX_REQUESTS:
+                        self._idle.append(worker)
+                    else:
+                        worker.close()
                 return reply
         return "unparsable", None
 
@@ -243,13 +247,6 @@ class Pool:
             except OSError:  # the server was killed
                 self.close()
                 return self.start().fork()
-
-    def _give_back(self, worker: Channel) -> None:
-        with self._lock:
-            if self._server and worker.requests < self.MAX_REQUESTS:
-                self._idle.append(worker)
-            else:
-                worker.close()
 
 
 def worker_count() -> int:

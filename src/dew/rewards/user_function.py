@@ -122,8 +122,6 @@ def _returned(name: str, value: Any) -> RewardError:
 
 
 # ── by path, in a separate process ──────────────────────────────────────────────────────────────────────────
-
-
 def is_user_function(name: str) -> bool:
     """Whether a name is a path to user code: `module:function`, `file.py:function` or `module.function`."""
     return ":" in name or "." in name

@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from io import StringIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
+from dew.errors import ConfigError, Problem, did_you_mean, loading
 from dew.files import read_whole
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import has_verifier
@@ -204,12 +205,9 @@ def loadable_model(name: str, setting: str, revision: str | None = None) -> str:
     from transformers import AutoConfig
 
     found = find_model(name, setting, revision)
-    try:
+    # A ValueError: the model needs its own code, which TRL may be allowed to run.
+    with loading(setting, name, (OSError,)), suppress(ValueError):
         AutoConfig.from_pretrained(found, revision=revision, trust_remote_code=False)
-    except OSError as error:
-        raise ConfigError(not_loaded(setting, name, error)) from None
-    except ValueError:  # the model needs its own code, which TRL may be allowed to run
-        pass
     return found
 
 

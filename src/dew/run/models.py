@@ -80,10 +80,8 @@ def _try_loading(folder: Path) -> None:
     weights = _weights(folder)
     if "problem" in reply:
         raise ProcessFailed(reply["problem"])
-    if weights and reply["parameters"] > DENSEST * weights:
-        raise ProcessFailed(
-            f"config.json asks for {reply['parameters']:,} parameters, the weights have {weights:,} bytes"
-        )
+    if weights and (wanted := reply["parameters"]) > DENSEST * weights:
+        raise ProcessFailed(f"config.json asks for {wanted:,} parameters, the weights have {weights:,} bytes")
 
 
 # ── in that process ─────────────────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from dew.errors import ConfigError, Problem, not_loaded
+from dew.errors import ConfigError, Problem, loading
 from dew.files import is_plain
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -254,10 +254,8 @@ def _limited(path: Path, content: bytes) -> bytes:
 def _hub(name: str, split: str, config: str | None) -> RawRows:
     from datasets import load_dataset
 
-    try:
+    with loading(f"{split} split of the data set", name):
         data = load_dataset(name, config, split=split)
-    except Exception as error:  # the hub library raises many kinds
-        raise ConfigError(not_loaded(f"{split} split of the data set", name, error)) from None
     yield from _numbered(name, data)
 
 

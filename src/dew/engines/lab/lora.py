@@ -27,7 +27,7 @@ from dew.engines.lab.adapters import Joined, Rows, fuse, stack_adapters
 from dew.engines.lab.study_settings import LoraSettings
 from dew.engines.lab.tasks import Answers
 from dew.engines.lab.tiny import Adam
-from dew.errors import ConfigError, Problem, not_loaded
+from dew.errors import ConfigError, Problem, loading
 from dew.kernels import Head, linear_logprob_entropy, plain_head
 from dew.memory import free_memory
 from dew.run.config import find_model
@@ -65,8 +65,6 @@ ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
 
 
 # ── the base model ──────────────────────────────────────────────────────────────────────────────────────────
-
-
 @dataclass(frozen=True)
 class Base:
     """A language model that all runs start from."""
@@ -91,9 +89,8 @@ class Base:
     def memory(self, settings: LoraSettings) -> tuple[float, float]:
         """Bytes per run (adapters and KV cache), and bytes that all runs share (a pass of an update)."""
         config, size = self.model.config.get_text_config(), self.model.dtype.itemsize
-        linear = [
-            m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not self.model.get_output_embeddings()
-        ]
+        head = self.model.get_output_embeddings()
+        linear = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not head]
         adapter = settings.rank * sum(m.in_features + m.out_features for m in linear)
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -127,13 +124,11 @@ def load_base(name: str, device: str) -> Base:
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     path = find_model(name, "--model")
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    try:
+    with loading("model", name, (OSError, ValueError)):
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
         model = AutoModelForCausalLM.from_pretrained(
             path, trust_remote_code=False, use_safetensors=True, dtype=dtype, attn_implementation="sdpa"
         )
-    except (OSError, ValueError) as error:
-        raise ConfigError(not_loaded("model", name, error)) from None
     return as_base(path, model.to(device).eval().requires_grad_(False), tokenizer)
 
 
@@ -147,8 +142,6 @@ def as_base(name: str, model: Any, tokenizer: Any) -> Base:
 
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 class LoraPolicies:
     """R adapters on one model, each with its own learning rate; the same interface as `TinyPolicies`."""
 
@@ -215,9 +208,8 @@ class LoraPolicies:
         texts = {i: self.prompts[i] for i in numbers}
         first = dict(zip(texts, accumulate(map(len, texts.values()), initial=0), strict=False))
         text = torch.tensor([token for ids in texts.values() for token in ids], device=device)
-        sizes = [
-            len(texts[i]) + n - 1 if n else 0 for i, n in zip(numbers, lengths, strict=True)
-        ]  # the last token is not an input
+        # The last token is not an input.
+        sizes = [len(texts[i]) + n - 1 if n else 0 for i, n in zip(numbers, lengths, strict=True)]
         total, longest = sum(sizes), max(sizes)
         rows = [(first[i], len(texts[i]), n, size) for i, n, size in zip(numbers, lengths, sizes, strict=True)]
         begin, prompt, answer, size = torch.tensor(rows, device=device).T

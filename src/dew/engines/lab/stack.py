@@ -45,14 +45,9 @@ class Stack:
     """Replicas of one task that train together. Replicas whose seed is in `recorded` also keep records of tokens."""
 
     def __init__(
-        self,
-        task: "GeneratedTask | TextTask",
-        policies: "TinyPolicies | LoraPolicies",
-        replicas: Sequence[Replica],
-        settings: Settings,
-        device: str,
-        recorded: Collection[int] = (),
-    ) -> None:
+        self, task: "GeneratedTask | TextTask", policies: "TinyPolicies | LoraPolicies", replicas: Sequence[Replica],
+        settings: Settings, device: str, recorded: Collection[int] = (),
+    ) -> None:  # fmt: skip
         self.task, self.settings, self.device, self.replicas, self.recorded = task, settings, device, replicas, recorded
         self.policies = policies
         self.teams = teams([x.arm.algorithm for x in replicas], settings.group_size, task.tokens)

@@ -66,23 +66,11 @@ class Start:
 
 
 def study(
-    arms: Sequence[str],
-    *,
-    output: Path | str,
-    tasks: Sequence[str] = ("countdown-4",),
-    model: str | None = None,
-    seeds: int = 8,
-    first_seed: int = 0,
-    learning_rates: Sequence[float] = (5e-5,),
-    settings: Settings | None = None,
-    reward: str | None = None,
-    task_settings: Mapping[str, Any] | None = None,
-    controls: bool = False,
-    limit_seconds: float = math.inf,
-    device: str = "",
-    runs_at_once: int | None = None,
-    say: Say = print,
-) -> list[Result]:
+    arms: Sequence[str], *, output: Path | str, tasks: Sequence[str] = ("countdown-4",), model: str | None = None,
+    seeds: int = 8, first_seed: int = 0, learning_rates: Sequence[float] = (5e-5,), settings: Settings | None = None,
+    reward: str | None = None, task_settings: Mapping[str, Any] | None = None, controls: bool = False,
+    limit_seconds: float = math.inf, device: str = "", runs_at_once: int | None = None, say: Say = print,
+) -> list[Result]:  # fmt: skip
     """Train every arm at every learning rate with every seed on every task; the first arm is the baseline.
 
     Arms are written as for `dew lab`: "dapo", "gtpo(alpha2=0.5)", "gtpo@3e-5", "rules.py:MyRule" (docs/lab.md). Runs

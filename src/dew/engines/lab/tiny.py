@@ -43,14 +43,9 @@ def new_policy(width: int, depth: int, positions: int, generator: torch.Generato
 
 
 def forward(
-    parameters: Mapping[str, Tensor],
-    ids: Tensor,
-    *,
-    last: int,
-    cache: Tensor | None = None,
-    start: int = 0,
+    parameters: Mapping[str, Tensor], ids: Tensor, *, last: int, cache: Tensor | None = None, start: int = 0,
     shared: tuple[int, int] = (0, 1),
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """(R, B, S) ids -> (R, B, last, OUTPUTS) logits of the last positions.
 
     With a KV cache, (layers, 2, R·B, H, S, d), `ids` are the tokens from position `start` on, whose keys and values

@@ -28,7 +28,7 @@ from dew.compare import evaluate
 from dew.engines.trl.checkpoints import last_good
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import ConfigError, Problem, did_you_mean, not_loaded
+from dew.errors import ConfigError, Problem, did_you_mean, loading
 from dew.files import sweep, sync, write_atomically
 from dew.rewards import load_reward, reward
 from dew.rewards.user_function import is_user_function
@@ -135,17 +135,15 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         source, rows = training_rows(run)
         train = Dataset.from_list(rows, info=DatasetInfo(dataset_name=run.task))
         return train, Dataset.from_list(held_out_rows(run, source)) if evaluates else None
-    try:
+    key = "datasets" if parsed.mixture.datasets else "dataset_name"
+    if Path(parsed.data).is_file() and parsed.data.endswith(SUFFIXES):
+        what = f"{key}: {parsed.data!r} is a file; TRL reads folders and data sets of the hub."
+        raise ConfigError(Problem(what, remedy=f"Write `task: {parsed.data}`."))
+    with loading(key, parsed.data):
         if parsed.mixture.datasets:
             data = get_dataset(parsed.mixture)
         else:
             data = load_dataset(script.dataset_name, name=script.dataset_config, streaming=script.dataset_streaming)
-    except Exception as error:  # hubs and file systems raise many kinds
-        key = "datasets" if parsed.mixture.datasets else "dataset_name"
-        if Path(parsed.data).is_file() and parsed.data.endswith(SUFFIXES):
-            what = f"{key}: {parsed.data!r} is a file; TRL reads folders and data sets of the hub."
-            raise ConfigError(Problem(what, remedy=f"Write `task: {parsed.data}`.")) from None
-        raise ConfigError(not_loaded(key, parsed.data, error)) from None
     train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
     if absent := [split for split in (train, test) if split is not None and split not in data]:
         what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
@@ -188,10 +186,8 @@ def build_trainer(parsed: Parsed) -> Any:
     others = {"quantization_config": get_quantization_config(model), "peft_config": get_peft_config(model)}
     others |= {"args": args, "train_dataset": train, "eval_dataset": evaluation}
     rewards = rewards_of(parsed)
-    try:
+    with loading("model_name_or_path", model.model_name_or_path, (SafetensorError, JSONDecodeError)):
         return DewTrainer(folder, rewards, **others)
-    except (SafetensorError, JSONDecodeError) as error:  # these do not name the file
-        raise ConfigError(not_loaded("model_name_or_path", model.model_name_or_path, error)) from None
 
 
 def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = print) -> str:

@@ -258,14 +258,12 @@ ON_A_LINE = (
 """The metrics that are printed, at most 15; trackers and metrics.jsonl have all of them."""
 
 
-def log_line(logs: Mapping[str, Any]) -> dict[str, Any]:
-    chosen = [x for x in logs if re.sub("^(eval|train)_(.*_)?", "", x) in ON_A_LINE or "pass@" in x]
-    return dict(logs) if len(logs) <= len(ON_A_LINE) else {x: logs[x] for x in chosen[: len(ON_A_LINE)]}
-
-
 def shorten_log_lines(trainer: Any) -> None:
-    def short(on_log: Any, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        on_log(args, state, control, logs=log_line(logs or {}), **others)
+    def short(on_log: Any, args: Any, state: Any, control: Any, logs: Any, **others: Any) -> None:
+        if len(logs) > len(ON_A_LINE):
+            chosen = [x for x in logs if re.sub("^(eval|train)_(.*_)?", "", x) in ON_A_LINE or "pass@" in x]
+            logs = {x: logs[x] for x in chosen[: len(ON_A_LINE)]}
+        on_log(args, state, control, logs=dict(logs), **others)
 
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, ProgressCallback | PrinterCallback):

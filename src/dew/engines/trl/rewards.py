@@ -66,11 +66,9 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
     weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's reward: 1
     if required and weight != 1:
         why = f"The outcome reward {names[outcome]!r} must have weight 1; the others are relative to it."
-        remedy = (
-            f"Write reward_weights={[round(w / weight, 6) for w in weights]}."
-            if weight > 0
-            else "Set outcome_reward to another."
-        )
+        remedy = "Set outcome_reward to another."
+        if weight > 0:
+            remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}."
         raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
     return outcome
 

@@ -94,7 +94,10 @@ def fill_batch(
         answers.append(batch.answers)
     kept, first_round = min(quota, mixed), len(chosen[0].group) // size
     if short := quota - kept:
-        chosen.append(_masked(_groups(_join(spare, fills), list(range(short)), size)))
+        filler = _groups(_join(spare, fills), list(range(short)), size)
+        hidden = {**filler.inputs, "completion_mask": torch.zeros_like(filler.inputs["completion_mask"])}
+        none, every = torch.zeros_like(filler.mask), torch.ones_like(filler.filler)
+        chosen.append(replace(filler, inputs=hidden, mask=none, filler=every))
     batch = _join(chosen, fills)
     counts = {"sampled": sampled, "kept": kept, "dropped": sampled - kept, "refilled": kept - first_round}
     return replace(
@@ -120,12 +123,6 @@ def _groups(batch: Batch, groups: list[int], size: int) -> Batch:
 def _join(parts: list[Batch], fills: dict[str, float]) -> Batch:
     inputs, columns = ([getattr(part, name) for part in parts] for name in ("inputs", "columns"))
     return replace(parts[0], inputs=join_columns(inputs, fills), **join_columns(columns, fills))
-
-
-def _masked(batch: Batch) -> Batch:
-    hidden = {"completion_mask": torch.zeros_like(batch.inputs["completion_mask"])}
-    mask, filler = torch.zeros_like(batch.mask), torch.ones_like(batch.filler)
-    return replace(batch, inputs={**batch.inputs, **hidden}, mask=mask, filler=filler)
 
 
 # ── what TRL samples from ───────────────────────────────────────────────────────────────────────────────────

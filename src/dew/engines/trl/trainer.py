@@ -162,10 +162,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         sampler = "vLLM" if self.use_vllm else "CUDA graphs" if reason is None else f"generate ({reason})"
         unexpected = reason is not None and args.captured_sampling and torch.cuda.is_available() and not self.use_vllm
         if self.accelerator.is_main_process:
-            text = "training with %s: %s; sampling with %s."
-            logger.log(
-                logging.WARNING if unexpected else logging.INFO, text, self.algorithm.label, args.batches, sampler
-            )
+            level, text = logging.WARNING if unexpected else logging.INFO, "training with %s: %s; sampling with %s."
+            logger.log(level, text, self.algorithm.label, args.batches, sampler)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
@@ -283,9 +281,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         kwargs |= {key: inputs[key] for key in (*IMAGE_KEYS, "longest") if inputs.get(key) is not None}
-        logp, entropy, aux = self._get_per_token_logps_and_entropies(
-            model, ids, mask, inputs["completion_ids"].size(1), compute_entropy=True, **kwargs
-        )
+        T, score = inputs["completion_ids"].size(1), self._get_per_token_logps_and_entropies
+        logp, entropy, aux = score(model, ids, mask, T, compute_entropy=True, **kwargs)
         assert entropy is not None
         return logp, entropy, aux
 

@@ -255,6 +255,5 @@ def import_modules(names: str | list[str] | None) -> None:
             import_module(str(name))
         except Exception as error:  # the user's code may raise anything
             what = f"{name} cannot be imported ({type(error).__name__}: {error})."
-            raise ConfigError(
-                Problem(what, remedy="Install it or put its folder on PYTHONPATH, on every node.")
-            ) from None
+            remedy = "Install it or put its folder on PYTHONPATH, on every node."
+            raise ConfigError(Problem(what, remedy=remedy)) from None

@@ -7,13 +7,12 @@ formatted becomes one message, with a chat template that adds nothing.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from dew.compare.sampling import prompt_ids
 from dew.engines.verl.launch import Launch
-from dew.errors import ConfigError, Problem, not_loaded
+from dew.errors import ConfigError, Problem, loading
 from dew.rewards import verifier
 from dew.run.config import held_out_rows, training_rows, verifier_of
 from dew.run.models import check_model
@@ -93,13 +92,8 @@ def load_tokenizer(launch: Launch) -> Any:
     model = launch["actor_rollout_ref.model.path"]
     trusted = bool(launch["actor_rollout_ref.model.trust_remote_code"])
     check_model(model, model)
-    try:
+    with loading("model_name_or_path", model):
         return AutoTokenizer.from_pretrained(model, trust_remote_code=trusted)
-    except Exception as error:  # the hub raises many kinds of errors
-        raise ConfigError(not_loaded("model_name_or_path", model, error)) from None
-
-
-_verifier = cache(verifier)
 
 
 def compute_score(
@@ -108,6 +102,6 @@ def compute_score(
     """Score an answer with the verifier named `data_source`. `score` is the reward; `acc` is raw correctness, which
     filters groups and separates O⁺ from O⁻."""
     row = {"answer": ground_truth, **(extra_info or {})}
-    [verdict] = _verifier(data_source).verdicts([solution_str], [row])
+    [verdict] = verifier(data_source).verdicts([solution_str], [row])
     found = {"verdict": verdict.status, "extracted": verdict.extracted or ""}
     return {"score": verdict.reward, "acc": float(verdict.correct), **found}

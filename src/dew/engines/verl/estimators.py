@@ -173,10 +173,8 @@ def record_rows(
     """Return the answers with the `advantages` of one of verl's own estimators, for metrics and records."""
     rows, conversations = answers(context, rewards, mask, index)
     reward = (rows.outcome + rows.extra)[:, None] * rows.mask
-    credit = replace(
-        outcomes(context.algorithm, rows), advantages=conversations.join(advantages), shaped=reward, extra=rows.extra
-    )
-    return CreditedBatch(rows, credit, conversations)
+    verls = {"advantages": conversations.join(advantages), "shaped": reward, "extra": rows.extra}
+    return CreditedBatch(rows, replace(outcomes(context.algorithm, rows), **verls), conversations)
 
 
 def answers(context: BatchContext, rewards: Tensor, mask: Tensor, index: Sequence[Any]) -> tuple[Rows, Conversations]:
