@@ -120,7 +120,7 @@ def load_base(name: str, device: str) -> Base:
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    # every pass has another size; with fixed segments PyTorch comes to reserve a third more memory
+    # Every pass has another size: with fixed segments PyTorch comes to reserve up to 40% more memory.
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     path = find_model(name, "--model")
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32

@@ -19,12 +19,13 @@ TIMES = {"gen": "generation", "reward": "reward", "old_log_prob": "scoring", "ad
 NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "learning_rate", "actor/kl_loss": "kl/ref",
          "rollout_corr/k3_kl": "sampler/kl"}  # fmt: skip
 """verl's name of a metric -> dew's."""
-KEYS = {name: setting.verl for name, setting in SETTINGS.items() if setting.verl} | {
+KEYS = {
+    **{name: SETTINGS[name].verl for name in ("learning_rate", "max_completion_length")},
     "num_generations": f"{ROLLOUT}.n",
     "num_iterations": f"{ACTOR}.ppo_epochs",
     "steps_per_generation": f"data.train_batch_size / {ACTOR}.ppo_mini_batch_size",
 }
-"""TRL's name of a setting -> verl's."""
+"""TRL's name of a setting that remedies of alarms advise to change -> verl's."""
 DROPPED, DROPPED_SCORES = "training/filter_groups/evicted_samples", "_dapo_filtered_reward_counts"
 SUMS = ("groups/kept", "groups/mixed", "tokens")
 
