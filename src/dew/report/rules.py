@@ -146,5 +146,5 @@ def _credit(rule: "Algorithm", rollouts: "Rollouts", batch: Batch, asked: bool) 
     credit = np.round(exact * size) / size
     low, high = np.where(mask, credit, np.inf).min(-1), np.where(mask, credit, -np.inf).max(-1)
     for p, (n, group) in enumerate(batch):
-        rows = [credit[p, j, : len(answer.tokens)].tolist() for j, answer in enumerate(group.answers)]
-        yield n, [float(low[p, j]) if low[p, j] == high[p, j] else row for j, row in enumerate(rows)]
+        lengths, same = [len(answer.tokens) for answer in group.answers], low[p] == high[p]
+        yield n, [float(low[p, j]) if same[j] else credit[p, j, :T].tolist() for j, T in enumerate(lengths)]
