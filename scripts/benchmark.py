@@ -266,7 +266,9 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
             parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/{name})", b.ABOUT]
         for task, found in rows.items():
             given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
-            parts += [f"### {task}: {b.TASKS[task].title}", b.table(found), *noise(given, runs[f"{stage}-{task}"])]
+            seeds = f"{max(len(row.runs) for row in found)} of {b.STAGES[stage].seeds[task]} seeds."
+            parts += [f"### {task}: {b.TASKS[task].title}", seeds, b.table(found)]
+            parts += noise(given, runs[f"{stage}-{task}"])
     if screen := _screening(runs.get("screen-A-train", ())):
         text, images["benchmark-screen.svg"] = screen
         parts += ["## Screening of further candidates", text]
