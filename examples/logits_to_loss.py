@@ -30,7 +30,7 @@ correct = torch.rand(P * G) < 0.4  # your verifier's verdicts
 # 2. Compute credit once, on whole groups. The answers to one prompt are a group: (P·G, ...) -> (P, G, ...).
 groups = [x.view(P, G, *x.shape[1:]) for x in (correct, entropy, mask)]
 rewards = gtpo_rewards(*groups)
-advantages = gtpo_advantages(rewards, groups[2]) * has_signal(groups[0])[:, None, None]
+advantages = gtpo_advantages(rewards, groups[2]) * has_signal(groups[0], groups[2].any(-1))[:, None, None]
 advantages = advantages.view(P * G, T)
 
 # 3. Update on micro-batches of rows, which may mix groups. With `count`, their losses add up to the batch's loss.

@@ -37,31 +37,40 @@ def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
     return check_present(correct, present)
 
 
+MOST_ANSWERS = 64
+"""Maximum answers in a group without a leading group axis: more are probably a whole batch."""
+
+
 def check_present(values: Tensor, present: Tensor | None) -> Tensor:
-    """`present`, or all True: one flag per answer of `values` (*P, G)."""
+    """`present`, or all True: one flag per answer of `values` (*P, G), which must be finite where it is True."""
     if values.ndim == 0:
         raise ShapeError("a group needs an axis of answers: got a single number, expected shape (*P, G).")
+    if values.ndim == 1 and len(values) > MOST_ANSWERS:
+        what = f"{len(values)} answers without a group axis: that is one group of {len(values)}."
+        remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
+        raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
     if present is None:
-        return torch.ones_like(values, dtype=torch.bool)
+        present = torch.ones_like(values, dtype=torch.bool)
     check_bool("present", present, "True where the group has an answer")
     check_shape("present", present, values.shape, "answer (*P, G)")
+    check_finite("reward", values, present)
     return present
 
 
-MOST_ANSWERS = 64
-"""Maximum answers in a group without a leading group axis: more are probably a whole batch."""
+def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
+    bad = counted & ~values.isfinite()
+    if bad.any():
+        where = tuple(bad.nonzero()[0].tolist())
+        what = f"{name} is {values[where].item():g} at {where} ({int(bad.sum())} such values in all)."
+        raise ShapeError(Problem(what, remedy="Correct the reward, or leave the answer out of its group."))
 
 
 def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative."""
     if entropy.ndim < 2:
         raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
-    check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
+    check_answers(correct, None)
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
-    if entropy.ndim == 2 and len(entropy) > MOST_ANSWERS:
-        what = f"entropy has shape {tuple(entropy.shape)}: without a group axis, that is one group of {len(entropy)}."
-        remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
-        raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
     return check_live_entropy(entropy, mask)
 
 

@@ -51,7 +51,7 @@ def policy_loss(
 
     Args:
         advantages: one per token, or one per answer for all of its tokens.
-        mask: True on the tokens that train. Values elsewhere are never read.
+        mask: True on the tokens that train. Values elsewhere are never read. Only `logp` gets a gradient.
         count: the divisor of the whole batch (tokens or sequences, depending on `reduce`), so that the losses of
             its micro-batches sum to the loss of the batch. Default: the number in this call.
         ref_logp: adds a KL term towards a reference policy, kl_coef · k3 with k3 = e^d − d − 1 and
@@ -81,7 +81,7 @@ def policy_loss(
 
     A = _by_token(advantages, mask)
     logp = torch.where(mask, logp.to(torch.promote_types(logp.dtype, torch.float32)), 0)
-    old_logp = torch.where(mask, old_logp, 0)
+    old_logp = torch.where(mask, old_logp.detach(), 0)
     log_w = (logp - old_logp).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     w = _ratio(log_w, mask, ratio)
 
@@ -89,12 +89,12 @@ def policy_loss(
     token_loss, w, low, high = _surrogate(surrogate, A, logp, old_logp, log_w, w, mask, clips, taus)
     if penalty is not None:
         moved = mask & (log_w.detach().abs() > ROUNDING)
-        token_loss = token_loss + torch.where(moved, penalty, 0) * log_w.abs()
+        token_loss = token_loss + torch.where(moved, penalty.detach(), 0) * log_w.abs()
     if weight is not None:
-        token_loss = token_loss * torch.where(mask, weight, 0)
+        token_loss = token_loss * torch.where(mask, weight.detach(), 0)
     stats = _statistics(w.detach(), log_w.detach(), A, mask, low, high)
     if ref_logp is not None:
-        k3 = _k3(torch.where(mask, ref_logp, 0) - logp)
+        k3 = _k3(torch.where(mask, ref_logp.detach(), 0) - logp)
         token_loss = token_loss + kl_coef * k3
         stats["kl/ref"] = _mean(k3.detach(), mask)
     return _reduce(token_loss, mask, reduce, count), stats

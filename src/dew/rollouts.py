@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dew.checks import check_by_token
+from dew.checks import check_by_token, check_finite
 from dew.errors import Problem, ShapeError
+from dew.ops import at_least_float32
 
 PADDING = -1
 BY_TOKEN = ("tokens", "logp", "entropy", "sum_sq")
@@ -25,7 +26,7 @@ class Rollouts:
     mask: Bool[Tensor, "P G T"]
     """True on tokens that the policy sampled and that train. Values elsewhere are never read."""
     reward: Float[Tensor, "P G"]
-    """The outcome reward of each answer, which decides O⁺ and O⁻."""
+    """The outcome reward of each answer, which decides O⁺ and O⁻. Leave out answers without one."""
     tokens: Int[Tensor, "P G T"] | None = None
     logp: Float[Tensor, "P G T"] | None = None
     """Log-probability of each token under the policy that sampled it."""
@@ -44,6 +45,10 @@ class Rollouts:
         object.__setattr__(self, "mask", check_by_token(self.mask))
         others = {name: getattr(self, name) for name in (*BY_TOKEN, "reward", "extra", "rows")}
         _check_shapes(self.mask, others, "(P, G, T)", "(P, G)")
+        for name in ("reward", "extra"):
+            if (x := others[name]) is not None:
+                check_finite(name, x, self.present)
+                object.__setattr__(self, name, at_least_float32(x))
 
     @property
     def present(self) -> Bool[Tensor, "P G"]:

@@ -225,6 +225,8 @@ def test_micro_batches_sum_to_the_batch(name):
         for i in (slice(0, 1), slice(1, 4), slice(4, 5))
     ]
     torch.testing.assert_close(sum(parts), total)
+    given["mask"] = torch.zeros_like(mask)
+    assert algorithm.loss(logp, Part(**given), rows)[0] == 0  # nothing to train on
 
 
 def test_dr_grpo_divides_by_the_budget():

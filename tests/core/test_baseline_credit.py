@@ -1,12 +1,14 @@
 """GRPO, Dr. GRPO, DAPO's filter and penalties, forking tokens, the entropy-shaped advantage."""
 
+from inspect import signature
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import oracles
-from dew import DewError
+from dew import DewError, credit
 from dew.credit import (
     entropy_advantages,
     forking_mask,
@@ -90,14 +92,6 @@ def test_forking_matches_the_loops(group, keep):
 
 
 # ---- properties --------------------------------------------------------------------------------
-@given(REWARDS)
-def test_absent_answers_are_never_read(rewards):
-    r = torch.tensor([*rewards, float("nan")], dtype=torch.float64)
-    present = torch.tensor([True] * len(rewards) + [False])
-    torch.testing.assert_close(grpo_advantages(r, present)[:-1], grpo_advantages(r[:-1]))
-    assert grpo_advantages(r, present)[-1] == 0
-
-
 @given(st.lists(st.booleans(), min_size=1, max_size=16), st.lists(st.booleans(), min_size=16, max_size=16))
 def test_signal_needs_a_present_correct_and_wrong_answer(correct, present):
     here = [c for c, p in zip(correct, present, strict=False) if p]
@@ -131,24 +125,35 @@ def test_absent_answers_get_no_penalty_and_do_not_move_the_knee():
     assert charge[4] == 0
 
 
-def test_empty_group_gets_no_penalty():
+def test_empty_groups_and_answers():
     assert not group_overlong(torch.tensor([5, 6]), bools(YES, NO), bools(NO, NO)).any()
     assert not group_overlong(torch.tensor([0, 0]), bools(YES, NO)).any()
-
-
-def test_no_live_tokens():
     assert not forking_mask(torch.full((2, 3), float("nan")), torch.zeros(2, 3).bool()).any()
 
 
 def test_entropy_is_a_constant():
-    H, A = torch.rand(2, 3, requires_grad=True), torch.ones(2, requires_grad=True)
-    assert not entropy_advantages(A, H, torch.ones(2, 3).bool()).requires_grad
+    H, A, mask = torch.rand(2, 3, requires_grad=True), torch.ones(2, requires_grad=True), torch.ones(2, 3).bool()
+    assert not entropy_advantages(A, H, mask).requires_grad
+    for rewards in (credit.gtpo_rewards, credit.grpo_s_rewards):
+        assert not rewards(bools(YES, NO), H, mask).requires_grad
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_a_reward_that_is_not_finite_is_an_error_for_every_credit(value):
+    r, x, mask = torch.tensor([1.0, value]), torch.ones(2, 1), torch.ones(2, 1).bool()
+    names = ("grpo", "maxrl", "qae", "grpo_s", "reinforce_pp", "token_baseline", "gtpo")
+    for function in (group_relative, *(getattr(credit, f"{name}_advantages") for name in names)):
+        others = {"mask": mask, "logp": -x, "sum_sq": x}
+        others = {name: x for name, x in others.items() if name in signature(function).parameters}
+        with pytest.raises(DewError, match=r"reward is -?(nan|inf) at \(1,"):
+            function(r[:, None] if function is credit.gtpo_advantages else r, **others)
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
         (lambda: grpo_advantages(torch.tensor(1.0)), "axis of answers"),
+        (lambda: grpo_advantages(torch.rand(65)), "one group of 65"),
         (lambda: has_signal(torch.ones(4)), r"reward > 0\.5"),
         (lambda: soft_overlong(torch.ones(2), limit=4, buffer=0), "0 < buffer <= limit"),
         (lambda: soft_overlong(torch.ones(2), limit=4, buffer=5), "0 < buffer <= limit"),

@@ -157,9 +157,10 @@ def test_padding_is_never_read(batch, ratio, reduce):
 @given(batches(), RATIO)
 def test_no_gradient_reaches_the_old_policy_or_the_credit(batch, ratio):
     logp, old, A, mask = tensors(batch)
-    A = A.nan_to_num(0).requires_grad_()
-    policy_loss(logp.clone().requires_grad_(), old, A, mask, ratio=ratio)[0].backward()
-    assert A.grad is None
+    leaf, others = logp.clone().requires_grad_(), [x.nan_to_num(0).requires_grad_() for x in (old, A, old, A, A)]
+    given = dict(zip(("old_logp", "advantages", "ref_logp", "weight", "penalty"), others, strict=True))
+    policy_loss(leaf, mask=mask, ratio=ratio, kl_coef=0.1, **given)[0].backward()
+    assert leaf.grad is not None and all(x.grad is None for x in others)
 
 
 def test_gradient_of_the_surrogate_is_minus_w_times_a():

@@ -1,6 +1,7 @@
 """pool="outcome", spread, the algorithm named dew, and tokens whose credit has the wrong sign."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 
 from dew import Rollouts, get_algorithm
 from dew.algorithms.credit import give_credit
-from dew.credit import group_relative, wrong_sign
+from dew.credit import group_relative, grpo_advantages, wrong_sign
+from dew.engines import credit as by_row
 from dew.engines.credit import Credit, Rows
-from dew.engines.recorder import credit_metrics
+from dew.engines.recorder import credit_metrics, group_records
 from groups import batches, pad
 
 
@@ -180,6 +182,21 @@ def test_the_largest_weight_and_the_share_of_flipped_tokens_are_metrics():
                     flipped=advantages == 1)  # fmt: skip
     found = credit_metrics(rows, credit)
     assert (found["credit/max_weight"], found["credit/flipped_share"]) == (2, 3 / 8)
+
+
+def test_an_answer_whose_reward_is_not_finite_is_excluded_from_its_group_and_its_record():
+    outcome, extra = torch.zeros(2, 67)
+    outcome[:2], extra[2], ids = torch.tensor([1, torch.inf]), torch.nan, torch.ones(67, 1, dtype=torch.long)
+    rows = Rows(group=ids[:, 0], mask=ids.bool(), outcome=outcome, extra=extra)
+    credit = by_row.give_credit(get_algorithm("dapo"), rows)
+    assert (~credit.scored).nonzero()[:, 0].tolist() == [1, 2] and not credit.advantages[1:3].any()
+    texts, names = dict.fromkeys(("gold", "extracted", "verdict"), [None] * 67), ("prompt", "completion")
+    columns = {**vars(rows), **texts, "filler": ~rows.mask[:, 0], "prompt_mask": ids, "truncated": ids,
+               "total_length": ids, **{f"{name}_ids": ids for name in names}}  # fmt: skip
+    [record] = group_records(1, get_algorithm("dapo"), columns, credit, SimpleNamespace(decode=str), 1)
+    expected = grpo_advantages(torch.eye(65)[:1]).T
+    for found in (torch.tensor([x.grpo for x in record.answers]), credit.advantages[credit.scored]):
+        torch.testing.assert_close(found, expected)
 
 
 def test_who_needs_a_threshold():

@@ -53,6 +53,12 @@ def test_groups_without_rows():
     assert batch.as_one_group().rows.tolist() == [[0, 1, 2, 3, 4, 5]]
 
 
+def test_rewards_are_numbers():
+    yes = torch.tensor([True, False])
+    batch = Rollouts.from_rows([0, 0], mask=MASK, reward=yes, extra=yes)
+    assert (batch.reward + batch.extra).tolist() == [[2.0, 0.0]]
+
+
 def test_an_empty_answer_is_present_but_not_live():
     batch, *_ = from_rows([0, 0], [0.0, 1], [[1.0], []])
     assert batch.present.tolist() == [[True, True]] and batch.live.tolist() == [[True, False]]
@@ -81,6 +87,8 @@ MASK, REWARD = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
             lambda: Rollouts.from_rows(torch.tensor([4, 4]), mask=torch.zeros(2, 1).bool(), reward=REWARD),
             "group 4 has no live",
         ),
+        (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD / 0), r"reward is nan at \(0, 0\) \(2 such"),
+        (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD, extra=1 / REWARD), "extra is inf"),
         (lambda: Rollouts.from_rows([], mask=MASK[:0], reward=REWARD[:0]), "no rows"),
         (lambda: Rollouts(mask=MASK[None], reward=REWARD[None]).to_rows(torch.zeros(3, 1)), "to_rows got shape"),
     ],

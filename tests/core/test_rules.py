@@ -191,7 +191,8 @@ def test_golden_gepo():
     assert [x.tolist() for x in entropy_bands(logp, mask.long())] == [[True, True, False], [False, False, True]]
     # 1σ below is .35, 2σ above is 8.3
     assert [x.tolist() for x in entropy_bands(logp, mask, low=1.0, high=2.0)] == [[False] * 3, [False] * 3]
-    assert not torch.stack(entropy_bands(logp[:1], mask[:1])).any()  # one group has nothing to be compared with
+    for one in (logp[0], logp[:1]):  # a single group has nothing to be compared with
+        assert [x.tolist() for x in entropy_bands(one, ~one.isnan())] in ([False] * 2, [[False]] * 2)
     assert not torch.stack(entropy_bands(logp[:2], mask[:2], low=0.8, high=0.8)).any()  # 1, 2: σ = √½, .8 σ = .57 > .5
     # 0 0 2.2 4: μ = 1.55, σ = √(11.23/3) = 1.93; high above 2.13
     assert entropy_bands(-double([0, 0, 2.2, 4]).view(4, 1, 1), torch.ones(4, 1, 1).bool())[1].sum() == 2
@@ -376,8 +377,9 @@ def test_covariances_match_the_loops(group, share):
 @given(REWARDS)
 def test_absent_answers_are_never_read(rewards):
     r, present = double([*rewards, float("nan")]), torch.tensor([True] * len(rewards) + [False])
-    mask = present[:, None].expand(-1, 2)
-    for credit in (maxrl_advantages, qae_advantages, lambda r, p=None: reinforce_pp_advantages(r, mask[: len(r)], p)):
+    mask = torch.ones(len(r), 2).bool()
+    by_token = lambda r, p=None: reinforce_pp_advantages(r, mask[: len(r)], p)  # noqa: E731
+    for credit in (grpo_advantages, maxrl_advantages, qae_advantages, by_token):
         torch.testing.assert_close(credit(r, present)[:-1], credit(r[:-1]))
         assert not credit(r, present)[-1].any()
 
@@ -582,6 +584,8 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         (lambda: entropy_bands(COV_LOGP[:1], EVERY), "logp has shape"),
         (lambda: future_weights(COV_LOGP[:1], COV_A, EVERY), "log_w has shape"),
         (lambda: future_weights(COV_LOGP, COV_A[:1], EVERY), "advantages has shape"),
+        (lambda: maxrl_advantages(double([[1.0, 0]]), extra=double([1.0, 0])), "extra has shape"),
+        (lambda: maxrl_advantages(double([1.0, 0]), extra=double([1.0, NAN])), "reward is nan"),
         (lambda: qae_advantages(double([1.0]), quantile=0), "quantile=0"),
         (lambda: qae_advantages(double([1.0]), quantile=1.0), "quantile=1.0"),
         (lambda: w_reinforce_advantages(double([1.0])), "torch.bool"),

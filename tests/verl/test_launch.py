@@ -309,6 +309,7 @@ def test_verl_names_an_unknown_key():
     [
         ({"verl": {"trainer.v1.trainer_mode": "sync"}}, "trainer_mode=sync drops"),
         ({"verl": {"+algorithm.dew.alpha3": 1}}, "no setting 'alpha3'"),
+        ({"algorithm": "grpo", "verl": {"algorithm.adv_estimator": "rlooo"}}, "adv_estimator=rlooo is not known"),
     ],
 )
 def test_what_a_run_refuses_is_found_before_it_starts(change, message, dew, tmp_path):

@@ -238,7 +238,7 @@ class Algorithm:
         Optimizer steps share the divisor of a generation equally, so that a token has the same weight in every step.
         """
         if count is None:
-            count = self.divisor(int(part.mask.sum()), len(part.mask))
+            count = self.divisor(int(part.mask.sum()), len(part.mask)) or 1.0
         names = ("ratio", "reduce", "clip_low", "clip_high", "surrogate", "tau_pos", "tau_neg", "kl_coef")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
         given |= {"count": count, "weight": part.weight, "penalty": part.penalty}

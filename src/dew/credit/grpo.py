@@ -28,9 +28,9 @@ def grpo_advantages(rewards: PG, present: MaskPG | None = None, *, scale: bool =
 def group_relative(rewards: PG, present: MaskPG | None = None) -> PG:
     """GRPO's advantages, but exactly 0 for an answer whose reward equals the mean up to rounding."""
     present = check_present(rewards, present)
-    size = torch.where(present, at_least_float32(rewards), 0).abs().amax(-1, keepdim=True)
-    differs = grpo_advantages(rewards, present, scale=False).abs() > 1e-5 * size
-    return torch.where(differs, grpo_advantages(rewards, present), 0)
+    r = torch.where(present, at_least_float32(rewards), 0)
+    differs = standardize(r, present, -1, scale=False).abs() > 1e-5 * r.abs().amax(-1, keepdim=True)
+    return torch.where(differs, standardize(r, present, -1), 0)
 
 
 def wrong_sign(advantages: PGT, rewards: PG, present: MaskPG | None = None) -> MaskPGT:
@@ -60,7 +60,10 @@ def maxrl_advantages(rewards: PG, present: MaskPG | None = None, *, extra: PG | 
     """
     present = check_present(rewards, present)
     r = torch.where(present, at_least_float32(rewards), 0)
-    total = r if extra is None else r + torch.where(present, at_least_float32(extra), 0)
+    total = r
+    if extra is not None:
+        check_shape("extra", extra, rewards.shape, "answer (*P, G)")
+        total = r + torch.where(check_present(extra, present), at_least_float32(extra), 0)
     best = torch.where(present, r, -torch.inf).amax(-1, keepdim=True)
     rate = torch.maximum(masked_mean(r, present, -1), best / present.sum(-1, keepdim=True).clamp_min(1))
     return torch.where(best > 0, standardize(total, present, -1, scale=False) / torch.where(best > 0, rate, 1), 0)
@@ -105,8 +108,8 @@ def reinforce_pp_advantages(rewards: PG, mask: MaskPGT, present: MaskPG | None =
     The batch is all groups passed to this call.
     """
     present = check_present(rewards, present)
-    mask = check_by_token(mask)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
+    mask = check_by_token(mask) & present.unsqueeze(-1)
     r = torch.where(present, at_least_float32(rewards), 0)
     centred = torch.where(mask, standardize(r, present, -1, scale=False).unsqueeze(-1), 0)
     return standardize(centred, mask, tuple(range(mask.ndim)))

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, check_present, check_shape, check_tokens
+from dew.checks import check_by_token, check_choice, check_finite, check_present, check_shape, check_tokens
 from dew.errors import ConfigError
 from dew.ops import (
     H_FLOOR,
@@ -102,9 +102,11 @@ def gtpo_advantages(rewards: PGT, mask: MaskPGT, *, pool: Pool = "group", correc
     """Standardise r̃⁺ and r̃⁻ over the group's tokens (Eq. 6). See `pooled` for `pool`.
 
     A token's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign. In a group
-    with a single outcome the result is entropy noise: multiply by `has_signal(correct)[..., None, None]`.
+    with a single outcome the result is entropy noise: multiply by
+    `has_signal(correct, mask.any(-1))[..., None, None]`.
     """
     mask = check_by_token(mask, rewards=rewards)
+    check_finite("reward", rewards, mask)
     if correct is not None:
         check_shape("correct", correct, mask.shape[:-1], "answer (*P, G)")
         correct = correct.unsqueeze(-1)
@@ -146,7 +148,8 @@ def grpo_s_advantages(
     """Standardise r̂⁺ and r̂⁻ over the group's answers. See `pooled` for `pool`.
 
     An answer's polarity is the sign of its reward. Pass `correct` if an `extra` may have flipped that sign. In a group
-    with a single outcome the result is entropy noise: multiply by `has_signal(correct)[..., None]`.
+    with a single outcome the result is entropy noise: multiply by `has_signal(correct, present)[..., None]`. If an
+    answer may have no live token, pass `present=mask.any(-1)`.
     """
     present = check_present(rewards, present)
     if correct is not None:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_by_token, check_live_entropy, check_shape
+from dew.checks import check_by_token, check_live_entropy, check_present, check_shape
 from dew.errors import ConfigError
 from dew.ops import PG, PGT, Mask, MaskPGT, Values, at_least_float32, masked_mean, masked_sum, standardize
 
@@ -140,6 +140,7 @@ def token_baseline_advantages(rewards: PG, logp: PGT, sum_sq: PGT, mask: MaskPGT
     """
     mask = check_by_token(mask, logp=logp, sum_sq=sum_sq)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
+    check_present(rewards, mask.any(-1))
     r = torch.where(mask, at_least_float32(rewards).unsqueeze(-1), 0)
     energy = 1 - 2 * at_least_float32(logp).exp() + at_least_float32(sum_sq)
     W = torch.where(mask, energy, 0).clamp_min(0).cumsum(-1)
@@ -149,9 +150,9 @@ def token_baseline_advantages(rewards: PG, logp: PGT, sum_sq: PGT, mask: MaskPGT
 
 
 def entropy_bands(
-    logp: Float[Tensor, "P G T"], mask: Bool[Tensor, "P G T"], *, low: float = 0.2, high: float = 0.3
-) -> tuple[Bool[Tensor, " P"], Bool[Tensor, " P"]]:
-    """GEPO, Cheng et al. 2026, arXiv:2607.16850: (P,) masks of the groups with low and with high entropy.
+    logp: PGT, mask: MaskPGT, *, low: float = 0.2, high: float = 0.3
+) -> tuple[Bool[Tensor, "*P"], Bool[Tensor, "*P"]]:
+    """GEPO, Cheng et al. 2026, arXiv:2607.16850: (*P) masks of the groups with low and with high entropy.
 
         H_g = −Σᵢₜ log πᵢₜ / Σᵢ lenᵢ          the group's entropy, estimated from its own tokens (Eq. 4)
         low: H_g < μ − low · σ                high: H_g > μ + high · σ (Eq. 8)
@@ -159,9 +160,9 @@ def entropy_bands(
     μ and σ are over the groups passed to this call. The paper smooths the thresholds over training (Eq. 9).
     """
     mask = check_by_token(mask, logp=logp)
-    live = mask.flatten(1).any(-1)
-    H = -masked_mean(at_least_float32(logp), mask, (-2, -1)).flatten()
-    centred = standardize(H, live, 0, scale=False)
+    live = mask.flatten(-2).any(-1)
+    H = -masked_mean(at_least_float32(logp), mask, (-2, -1))[..., 0, 0]
+    centred = standardize(H, live, tuple(range(H.ndim)), scale=False)
     sigma = (centred.square().sum() / (live.sum() - 1).clamp_min(1)).sqrt()
     return live & (centred < -low * sigma), live & (centred > high * sigma)
 

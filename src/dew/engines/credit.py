@@ -34,7 +34,7 @@ class Rows(Signals):
     mask: Tensor
     """(N, T) True on tokens that train."""
     outcome: Tensor
-    """(N,) outcome reward; NaN if there is none, which excludes the row from its group."""
+    """(N,) outcome reward; NaN or infinite if there is none, which excludes the row from its group."""
     extra: Tensor
     """(N,) sum of the other rewards."""
 
@@ -81,7 +81,7 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, apart: Tensor | None = None
 
 def _credit_rows(rows: Rows, apart: Tensor | None, by_group: Callable[[Rollouts], dict[str, Tensor]]) -> Credit:
     """Apply `by_group` to the rows that are not excluded, as groups; return its results in the order of the rows."""
-    scored = ~rows.outcome.isnan()
+    scored = (rows.outcome + rows.extra).isfinite()
     scored = scored & any_in_group(rows.group, rows.mask.any(-1) & scored)  # not in a group in which nothing trains
     none = torch.zeros_like(scored)
     found = {"correct": none, "signal": none, "extra": torch.zeros_like(rows.extra)}

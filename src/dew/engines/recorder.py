@@ -232,7 +232,7 @@ def _answers(
     columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, names: Sequence[str]
 ) -> list[AnswerRecord]:
     scored = credit.scored[rows]
-    plain = grpo_advantages(torch.where(scored, (columns["outcome"] + credit.extra)[rows], 0), scored)
+    plain = grpo_advantages((columns["outcome"] + credit.extra)[None, rows], scored[None])[0]
     by_token = {name: columns.get(name) for name in ("entropy", "logp")}
     by_token |= {"shaped": credit.shaped, "advantage": credit.advantages}
     answers = []

@@ -9,7 +9,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from os import environ
@@ -332,7 +332,7 @@ def check_with_verl(launch: Launch) -> Algorithm | None:
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
 
-    folder = Path(spec.origin).parent / "trainer" / "config"  # importing verl would take seconds
+    folder = Path(spec.origin).parent / "trainer" / "config"  # importing verl takes seconds
     with initialize_config_dir(config_dir=str(folder), version_base=None):
         try:
             config = compose("ppo_trainer", overrides=hydra_words(launch))
@@ -340,5 +340,11 @@ def check_with_verl(launch: Launch) -> Algorithm | None:
             what = f"verl rejects the configuration: {' '.join(str(error).split())}"
             advice = "Check its spelling; a key that verl does not have needs a leading +."
             raise ConfigError(Problem(what, remedy=advice)) from None
-    algorithm = check(config)
+    known: Collection[str] = ()
+    if config.algorithm.adv_estimator not in (*dew_estimators(), stock_estimator(type(launch.algorithm))):
+        from verl.trainer.ppo.core_algos import ADV_ESTIMATOR_REGISTRY
+
+        import_modules(launch[f"{MODEL}.external_lib"])  # may register an estimator
+        known = ADV_ESTIMATOR_REGISTRY
+    algorithm = check(config, estimators=known)
     return algorithm if algorithm.name in dew_estimators() else launch.algorithm
