@@ -8,7 +8,6 @@ smaller batch.
 """
 
 import copy
-import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ import transformers
 from torch import Tensor, nn
 
 from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
-from dew.decoding.draw import Draw
+from dew.decoding.draw import HAS_TRITON, Draw
 from dew.decoding.page_runs import Runs, run_sizes
 from dew.decoding.prompts import Prefill, Queue
 from dew.kernels import Head, plain_head
@@ -43,7 +42,7 @@ KEEP = 1 / 16
 
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
     """The parts of the model to replace by fused kernels, and the name of the attention."""
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return [], GATHERED
     from dew.decoding.fused import ATTENTION, fused_parts, product_parts, same_attention
 
