@@ -223,9 +223,6 @@ class UserFunction:
         raise RewardError(Problem(message, f"The run stops after {self._failures} failed batches in a row.", remedy))
 
 
-load_reward = UserFunction
-
-
 def _find_file(where: str, folders: Sequence[str]) -> str:
     found = next((file for folder in (*folders, *sys.path) if (file := Path(folder, where)).is_file()), None)
     if found is None:
