@@ -283,7 +283,7 @@ class Decoder:
             self._layers = [PagedLayer(layer, _store) for layer in self._storage]
         if kept is None or (kept.width, kept.new) != (width, new):
             self._kept.pop(capacity, None)
-            if not any(x.captured for x in self._kept.values()) and self.device.type == "cuda":
+            if not any(x.graph for x in self._kept.values()) and self.device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()  # PyTorch refuses one whose last graph is gone
             kept = self._kept[capacity] = Buffers(self._layers, capacity, width, new, self.pad, 2 + self.draw.sum_sq)
         return kept
