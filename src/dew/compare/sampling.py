@@ -40,8 +40,6 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Sampled:
-    """One answer."""
-
     text: str
     tokens: int
     truncated: bool
