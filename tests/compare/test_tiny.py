@@ -4,25 +4,20 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 
 from dew.compare import Sampling, compare_scores, evaluate, sample
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
-from dew.tasks import TINY, Countdown, model_folder
+from dew.tasks import TINY, Countdown
 
-torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield (
-        transformers.AutoModelForCausalLM.from_pretrained(model_folder("tiny")),
-        transformers.AutoTokenizer.from_pretrained(model_folder("tiny")),
-    )
-    torch.set_num_threads(threads)
+    kinds = (transformers.AutoModelForCausalLM, transformers.AutoTokenizer)
+    return tuple(kind.from_pretrained(TINY) for kind in kinds)
 
 
 PROMPTS = [row["prompt"] for row in Countdown().rows(5, split="held_out")] + ["3,5>8:"]

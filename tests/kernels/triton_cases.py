@@ -132,13 +132,6 @@ if not INTERPRETED:
 
 
 # ── drawing a token ─────────────────────────────────────────────────────────────────────────────────────────
-def drawn(logits, u, temperature, monkeypatch, block=64):
-    monkeypatch.setattr(draw_kernel, "BLOCK", block)
-    monkeypatch.setattr(torch, "rand", lambda *_, **__: u.to(DEVICE))
-    uniforms = torch.rand(len(logits), 2, device=DEVICE)
-    return [x.cpu() for x in draw_kernel.draw(logits.to(DEVICE), temperature, uniforms, True)]
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
 def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypatch):
     """The first number chooses a block of 64 tokens by its mass, the second the token within it."""
@@ -150,7 +143,9 @@ def test_a_drawn_token_inverts_the_cumulative_distribution(temperature, monkeypa
     logits[3, :] = 5.0
     u = torch.rand(rows, 2)
     u[4], u[5], u[1] = torch.tensor([0.0, 0.0]), torch.tensor([1 - 2**-24, 1 - 2**-24]), torch.tensor([0.999, 0.999])
-    token, logp, entropy, squares = drawn(logits, u, temperature, monkeypatch)
+    monkeypatch.setattr(draw_kernel, "BLOCK", 64)
+    found = draw_kernel.draw(logits.to(DEVICE), temperature, u.to(DEVICE), True)
+    token, logp, entropy, squares = (x.cpu() for x in found)
     q = (logits.double() / temperature).log_softmax(-1)
     p = q.exp()
     for i in range(rows):

@@ -14,13 +14,12 @@ from dew.algorithms.base import Part
 from dew.algorithms.credit import give_credit
 from dew.engines.lab import LoraSettings, differences, load_study, markdown, study
 from dew.engines.lab.arms import parse_arms
-from dew.engines.lab.lora import Base, LoraPolicies, as_base
+from dew.engines.lab.lora import Base, LoraPolicies, as_base, load_base
 from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.tasks import Answers
 from dew.engines.lab.text import TextTask
 from dew.rewards import verifier
 from dew.rollouts import Rollouts
-from dew.tasks import model_folder
 
 studies = import_module("dew.engines.lab.study")
 SMALL = LoraSettings(
@@ -67,15 +66,8 @@ def stack(arms, seeds=(0,), family="Llama", settings=SMALL, device="cpu", dtype=
     task = Additions(base, settings.max_new_tokens)
     replicas = [Replica(arm, seed) for arm in parse_arms(arms, [rate], controls=False) for seed in seeds]
     rates = torch.tensor([x.arm.learning_rate for x in replicas], device=device)
-    policies = LoraPolicies(
-        base,
-        task.prompts,
-        [x.seed for x in replicas],
-        rates,
-        settings,
-        None,
-        any(x.arm.algorithm.needs_sum_sq for x in replicas),
-    )
+    squares = any(x.arm.algorithm.needs_sum_sq for x in replicas)
+    policies = LoraPolicies(base, task.prompts, [x.seed for x in replicas], rates, settings, sum_sq=squares)
     return Stack(task, policies, replicas, settings, device)
 
 
@@ -216,7 +208,7 @@ def test_rules_that_read_the_sum_of_squares_get_it():
 
 
 def test_answers_are_judged_in_another_process_while_others_are_sampled(monkeypatch):
-    base = as_base("tiny", *_tiny(model_folder("tiny")))
+    base = load_base("tiny", "cpu")
     task = TextTask("countdown", base, 12, 4)
     texts = [task.rows[0]["prompt"], "1+1=2", "7"]
     ids = [[*base.tokenizer(text).input_ids, base.ends[0]] for text in texts]
@@ -243,7 +235,7 @@ def test_a_reward_function_is_called_as_in_training(tmp_path):
     code = "def score(completions, completion_ids, prompts, answer, **_):\n"
     code += "    return [{1: None, 2: float('inf')}.get(len(ids), len(ids)) for ids in completion_ids]\n"
     (tmp_path / "mine.py").write_text(code)
-    base = as_base("tiny", *_tiny(model_folder("tiny")))
+    base = load_base("tiny", "cpu")
     task = TextTask("countdown", base, 12, 4, f"{tmp_path}/mine.py:score")
     mask = torch.arange(3) < torch.tensor([[1], [2], [3]])
     tokens = torch.where(mask, 5, -1)[None]
@@ -402,41 +394,31 @@ def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
 
 def test_the_adapter_of_a_run_loads_with_peft_and_its_run_is_exported_and_evaluated(finished, tmp_path, dew):
     from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
+    from safetensors.torch import load_file
 
     run = finished / "countdown" / "gtpo-lr0.001-seed0"
     loaded = AutoPeftModelForCausalLM.from_pretrained(str(run / "adapter")).eval()
-    base = as_base("tiny", *_tiny(model_folder("tiny")))
+    base = load_base("tiny", "cpu")
     policies = LoraPolicies(base, [], [0], torch.tensor([1e-3]), FAST)
-    from safetensors.torch import load_file
-
     stored = load_file(run / "adapter" / "adapter_model.safetensors")
     for name, layer in policies.layers.items():
         layer.a.data.copy_(stored[f"base_model.model.{name}.lora_A.weight"].T[None])
         layer.b.data.copy_(stored[f"base_model.model.{name}.lora_B.weight"][None])
         assert layer.b.abs().sum() > 0
-    tokenizer = AutoTokenizer.from_pretrained(model_folder("tiny"))
-    ids = tokenizer("3,7,2>8:", return_tensors="pt")
+    ids = base.tokenizer("3,7,2>8:", return_tensors="pt")
     greedy = {"do_sample": False, "max_new_tokens": 20}
     expected = loaded.generate(**ids, **greedy)
-    policies.rows.arrange(torch.zeros(1, dtype=torch.long), ids["input_ids"].shape[1])
     for width in range(1, 40):
         policies.rows.arrange(torch.zeros(1, dtype=torch.long), width)
     assert torch.equal(base.model.generate(**ids, **greedy), expected)
     torch.testing.assert_close(base.model(**ids).logits, loaded(**ids).logits, rtol=1e-4, atol=1e-4)
     code, _, err = dew("export", run, tmp_path / "best")  # the same, merged, and with the base's tokenizer
-    merged, tokenizer = _tiny(tmp_path / "best")
-    assert code == 0 and tokenizer("3").input_ids, err
-    torch.testing.assert_close(merged(**ids).logits, loaded(**ids).logits, rtol=1e-4, atol=1e-4)
+    assert code == 0, err
+    merged = load_base(str(tmp_path / "best"), "cpu")
+    assert merged.tokenizer("3").input_ids
+    torch.testing.assert_close(merged.model(**ids).logits, loaded(**ids).logits, rtol=1e-4, atol=1e-4)
     code, out, err = dew("eval", run, "--problems", "2", "-k", "1")  # on the run's task
     assert code == 0 and "countdown: 2 held-out problems" in out and "pass@1" in out, err
-
-
-def _tiny(folder):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    found = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
-    return found.eval().requires_grad_(False), AutoTokenizer.from_pretrained(folder)
 
 
 def test_the_summary_compares_with_placebos(finished):

@@ -18,8 +18,9 @@ import torch
 
 from dew.engines.trl.rewards import checked
 from dew.errors import ConfigError, RewardError
+from dew.rewards import load_reward
 from dew.rewards.process import memory_of
-from dew.rewards.user_function import MAX_FAILURES, NOT_FINITE, as_rewards, load_reward
+from dew.rewards.user_function import MAX_FAILURES, NOT_FINITE, as_rewards
 from processes import alive, gone
 
 FUNCTIONS = r"""

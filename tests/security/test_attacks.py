@@ -253,12 +253,12 @@ def test_the_page_has_the_same_elements_whatever_a_model_wrote(hostile_run, tmp_
     harmless = RunFolder(tmp_path / "harmless")
     harmless.append_metrics({"step": 1, "reward": 0.5})
     page = build([hostile_run], tmp_path / "hostile.html").read_text()
+    ours = build([harmless.path], tmp_path / "harmless.html").read_text()
     found, expected = Tags(), Tags()
     found.feed(page)
-    expected.feed(build([harmless.path], tmp_path / "harmless.html").read_text())
+    expected.feed(ours)
     assert found.tags == expected.tags
     assert not [name for name in found.attributes if name.startswith("on")]
-    ours = build([harmless.path], tmp_path / "harmless.html").read_text()
     for attack in ATTACKS:
         if len(attack) > 12:
             assert attack not in page or attack in ours, attack

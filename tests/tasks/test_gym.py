@@ -29,15 +29,10 @@ def test_only_a_score_of_one_is_correct_and_the_score_can_be_the_reward():
     texts = [f"<think>7</think>It is\n<answer> {gold} </answer>", rf"\boxed{{{gold}}}", gold, f"{gold}0", ""]
     statuses = [v.status for v in right.verdicts(texts, [row] * 5)]
     assert statuses == ["correct", "correct", "correct", "wrong", "unparsable"]
-    (graded,) = task("reasoning_gym:ab", graded=True).rows(1)
-    texts = [graded["answer"], f"so {graded['answer']} it is"]
-    found = verifier("reasoning_gym:ab").verdicts(texts, [graded] * 2)
-    assert found[0].correct and found[0].reward == 1
-    partial = verifier("reasoning_gym:letter_jumble")
     (jumble,) = task("reasoning_gym:letter_jumble", graded=True).rows(1)
-    words = jumble["answer"].split()
-    (verdict,) = partial.verdicts([" ".join([*words[:-1], "zzz"])], [jumble])
-    assert not verdict.correct and 0 < verdict.reward < 1
+    texts = [jumble["answer"], " ".join([*jumble["answer"].split()[:-1], "zzz"])]
+    whole, part = verifier("reasoning_gym:letter_jumble").verdicts(texts, [jumble] * 2)
+    assert whole.correct and whole.reward == 1 and not part.correct and 0 < part.reward < 1
 
 
 @pytest.mark.parametrize("name", [*OWN, "knights_knaves", "prime_factorization", "group_anagrams", "word_ladder"])

@@ -40,8 +40,6 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Sampled:
-    """One answer."""
-
     text: str
     tokens: int
     truncated: bool
@@ -49,10 +47,7 @@ class Sampled:
 
 
 def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Sampling) -> list[list[Sampled]]:
-    """Sample k answers to each prompt (text, or a list of chat messages). The same seed gives the same answers.
-
-    `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
-    """
+    """Sample k answers to each prompt (text, or a list of chat messages). The same seed gives the same answers."""
     import torch
 
     from dew.decoding import uncompiled

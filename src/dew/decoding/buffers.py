@@ -125,15 +125,11 @@ class Buffers:
         self.token = torch.empty(rows, 1, dtype=torch.long, device=device)
         self.limit = torch.empty(1, dtype=torch.long, device=device)
         self.ended = torch.empty(rows, dtype=torch.bool, device=device)
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
         self._ran = False
 
     def __len__(self) -> int:
         return len(self.table)
-
-    @property
-    def captured(self) -> bool:
-        return self._graph is not None
 
     def start(self, limit: int) -> None:
         """Mark all rows as unused: they count as ended and write to page 0, which is never read."""
@@ -190,12 +186,12 @@ class Buffers:
             self._ran = True
             self._forward(decoder)
             return
-        if self._graph is None:
+        if self.graph is None:
             graph = torch.cuda.CUDAGraph()
             with _restored_on_failure(), torch.cuda.graph(graph, pool=decoder._pool):
                 self._forward(decoder)
-            self._graph = graph
-        self._graph.replay()
+            self.graph = graph
+        self.graph.replay()
 
     def _forward(self, decoder: Any) -> None:
         plain = decoder.attention == GATHERED

@@ -8,7 +8,6 @@ smaller batch.
 """
 
 import copy
-import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ import transformers
 from torch import Tensor, nn
 
 from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
-from dew.decoding.draw import Draw
+from dew.decoding.draw import HAS_TRITON, Draw
 from dew.decoding.page_runs import Runs, run_sizes
 from dew.decoding.prompts import Prefill, Queue
 from dew.kernels import Head, plain_head
@@ -43,7 +42,7 @@ KEEP = 1 / 16
 
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
     """The parts of the model to replace by fused kernels, and the name of the attention."""
-    if importlib.util.find_spec("triton") is None:
+    if not HAS_TRITON:
         return [], GATHERED
     from dew.decoding.fused import ATTENTION, fused_parts, product_parts, same_attention
 
@@ -284,7 +283,7 @@ class Decoder:
             self._layers = [PagedLayer(layer, _store) for layer in self._storage]
         if kept is None or (kept.width, kept.new) != (width, new):
             self._kept.pop(capacity, None)
-            if not any(x.captured for x in self._kept.values()) and self.device.type == "cuda":
+            if not any(x.graph for x in self._kept.values()) and self.device.type == "cuda":
                 self._pool = torch.cuda.graph_pool_handle()  # PyTorch refuses one whose last graph is gone
             kept = self._kept[capacity] = Buffers(self._layers, capacity, width, new, self.pad, 2 + self.draw.sum_sq)
         return kept

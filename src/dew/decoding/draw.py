@@ -1,15 +1,14 @@
 """Choose the next token from logits, with its log-probability and the entropy of the distribution."""
 
-import functools
-import importlib.util
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from dew.kernels.chunked import logp_entropy
+
+HAS_TRITON = find_spec("triton") is not None
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,10 @@ class Draw:
 
         Without filters, the (B, 2) uniform numbers decide the tokens, by inverse transform sampling.
         """
-        if self.plain and logits.is_cuda and (kernel := _fused()) is not None:
-            found: tuple[Tensor, ...] = kernel(logits, self.temperature, uniforms, self.sum_sq)
-            return found
+        if self.plain and logits.is_cuda and HAS_TRITON:
+            from dew.decoding.draw_kernel import draw
+
+            return draw(logits, self.temperature, uniforms, self.sum_sq)
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
         tokens = _by_cumulative_sum(z, uniforms[:, :1]) if self.plain else self(logits)
         squares = [z.softmax(-1).square().sum(-1)] if self.sum_sq else []
@@ -72,12 +72,3 @@ def _by_cumulative_sum(z: Tensor, u: Tensor) -> Tensor:
     """The first token at which the cumulative probability passes u, (B, 1)."""
     total = z.softmax(-1).cumsum(-1)
     return (total <= u * total[:, -1:]).sum(-1).clamp_max(z.shape[-1] - 1)
-
-
-@functools.cache
-def _fused() -> Callable[..., Any] | None:
-    if importlib.util.find_spec("triton") is None:
-        return None
-    from dew.decoding.draw_kernel import draw
-
-    return draw

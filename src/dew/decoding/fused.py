@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from triton.runtime.errors import TritonError
 
-from dew.decoding.buffers import LONG, PAGE, gather, gathered_attention, hidden
+from dew.decoding.buffers import LONG, PAGE, cache_shape, gather, gathered_attention, hidden
 from dew.decoding.same_input import SAME_INPUT, ComputedTogether, joined
 
 Part = tuple[Any, str, Callable[..., Any]]
@@ -203,8 +203,6 @@ def lora_parts(model: Any) -> list[Part]:
 
 
 # ── linear layers with the same input ───────────────────────────────────────────────────────────────────────
-
-
 def product_parts(model: Any) -> list[Part]:
     """Replacements for frozen linear layers that read the same input. They have no gradients."""
     parts: list[Part] = []
@@ -261,20 +259,19 @@ def fused_parts(model: Any) -> list[Part]:
     parts: list[Part] = [(norm, "forward", partial(rms_norm, norm)) for norm in norms if _same_norm(norm, like)]
     parts += lora_parts(model)
     home, name = sys.modules[type(model).__module__], "apply_rotary_pos_emb"
-    if hasattr(home, name) and _same_rotary(getattr(home, name), model.config.get_text_config(), like):
+    if hasattr(home, name) and _same_rotary(getattr(home, name), cache_shape(model, 1)[-1], like):
         parts.append((home, name, rotary))
     return parts
 
 
 def same_attention(model: Any) -> bool:
     """Whether `attention` gives the same result as PyTorch's on gathered pages, with this model's heads."""
-    config, like = model.config.get_text_config(), model.get_input_embeddings().weight
-    heads, width = config.num_attention_heads, _width(config)
-    shared = getattr(config, "num_key_value_heads", None) or heads
-    size = 6 * shared * PAGE * width
+    heads, like = model.config.get_text_config().num_attention_heads, model.get_input_embeddings().weight
+    _, _, pages, shared, _, width = cache_shape(model, 6)
+    size = pages * shared * PAGE * width
     given = torch.linspace(-3, 2, 2 * heads * width + 2 * size, dtype=like.dtype, device=like.device).sin()
     query, *both = given.split([2 * heads * width, size, size])
-    query, (keys, values) = query.view(2, heads, 1, width), (x.view(6, shared, PAGE, width) for x in both)
+    query, (keys, values) = query.view(2, heads, 1, width), (x.view(pages, shared, PAGE, width) for x in both)
     table = torch.tensor([[1, PAGE + 3, 3, 5], [1, 7, 4, PAGE + 1]], dtype=torch.int32, device=like.device)
     inputs = gather(keys, table, (2, 2)), gather(values, table, (2, 2)), hidden(table, (2, 2), like.dtype)
     expected = gathered_attention(None, query, *inputs)[0]
@@ -291,16 +288,11 @@ def _same_norm(norm: Any, like: Tensor) -> bool:
     return plain and _same(lambda: rms_norm(norm, x), norm(x))
 
 
-def _same_rotary(own: Callable[..., Any], config: Any, like: Tensor) -> bool:
-    width = _width(config)
+def _same_rotary(own: Callable[..., Any], width: int, like: Tensor) -> bool:
     q = torch.linspace(-3, 2, 4 * width, dtype=like.dtype, device=like.device).view(2, 2, 1, width)
     angle = torch.linspace(0, 3, 2 * width, dtype=like.dtype, device=like.device).view(2, 1, width)
     given = (q, q.flip(0), angle.cos(), angle.sin())
     return _same(lambda: torch.cat(rotary(*given)), torch.cat(own(*given)))
-
-
-def _width(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _same(own: Callable[[], Tensor], expected: Tensor) -> bool:

@@ -70,14 +70,11 @@ class Prefill:
         self._owners = torch.tensor(owners, device=decoder.device)
         self._left = Counter(self._prompts)
         """Number of answers to each prompt that have not been started."""
+        self.distinct = len(self._left)
         self._read = dict[Prompt, tuple[Pass, int]]()
         """Pass of each prompt that has been read and has answers left to start, and the prompt's row in it."""
         self.room, self._free, self._loaded, self._answered = 0, list[int](), dict[Prompt, int](), Counter[Prompt]()
         """Number of prompt slots in the buffers, the free slots, the slot of each prompt, the rows answering each."""
-
-    @property
-    def distinct(self) -> int:
-        return len(self._left)
 
     def make_room(self, rows: int) -> int:
         """Reserve slots for the prompts that `rows` rows can answer at a time; return their number."""

@@ -56,11 +56,7 @@ class Credit(groups.Credit):
 
 def outcomes(algorithm: Algorithm, rows: Rows) -> Credit:
     """Only correctness and signal, from the outcome reward, as dynamic sampling needs them. Advantages are 0."""
-
-    def judged(rollouts: Rollouts) -> dict[str, Tensor]:
-        return {"correct": algorithm.correct(rollouts), "signal": algorithm.signal(rollouts)}
-
-    return _credit_rows(rows, None, judged)
+    return _credit_rows(rows, None, lambda x: {"correct": algorithm.correct(x), "signal": algorithm.signal(x)})
 
 
 def give_credit(algorithm: Algorithm, rows: Rows, *, apart: Tensor | None = None, for_records: bool = False) -> Credit:

@@ -229,8 +229,6 @@ REMEDIES = {
     "activations": "Set gradient_checkpointing: true, or halve per_device_train_batch_size and double "
     "gradient_accumulation_steps; the result is the same.",
 }
-
-
 NO_GPU = "this machine"
 ROOMY = 0.7
 """An estimate below this share of the free memory certainly fits."""

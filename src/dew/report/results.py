@@ -34,10 +34,7 @@ answers_of = cache(read_answers)
 
 # ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 def rows_of(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
-    """Return rows of scores, then of metrics: {name, note, link, before, after, low, high (per run), differences}.
-
-    Differences are from the first arm, paired by seed, or by problem if each arm has one run.
-    """
+    """Return rows of scores, then of metrics: {name, note, link, before, after, low, high (per run), differences}."""
     answers_of.cache_clear()
     scores = _score_rows(runs)
     rows = [*(_area_row(runs, scores) if len(runs) > 1 else ()), *scores, *_metric_rows(runs, scores)]

@@ -77,7 +77,6 @@ def credit_by_rule(
 
 
 def _rules(groups: Sequence[GroupRecord], given: "Iterable[Algorithm]") -> "dict[str, Algorithm]":
-    """Return the rules by label."""
     from dew.algorithms import Algorithm, get_algorithm, list_algorithms
 
     found = list(map(get_algorithm, list_algorithms()))

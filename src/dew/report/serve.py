@@ -35,8 +35,6 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-
-
 ANSWERS: dict[str, tuple[str, Callable[[str, Json], str]]] = {
     "": ("text/html; charset=utf-8", lambda stamp, content: page(content, live=stamp)),
     "stamp": ("application/json", lambda stamp, _: json.dumps({"stamp": stamp})),

@@ -154,6 +154,7 @@ class UserFunction:
             remedy = "Write module:function or file.py:function."
             raise ConfigError(Problem(f"reward {path!r} does not name a function.", remedy=remedy))
         self.path, self.name, self.timeout, self.seed = path, name, timeout, seed
+        self.__name__ = name  # the name under which TRL logs the reward
         self.memory = memory or psutil.virtual_memory().total / 2
         self.folders = list(dict.fromkeys(str(Path(folder).absolute()) for folder in (Path.cwd(), *folders)))
         self._where = _find_file(where, self.folders) if where.endswith(".py") else where
@@ -165,10 +166,6 @@ class UserFunction:
     def forget(self) -> None:
         self._lock = threading.Lock()
         self._process = None
-
-    @property
-    def __name__(self) -> str:  # the name under which TRL logs the reward
-        return self.name
 
     def __call__(self, completions: Sequence[Completion], **columns: Any) -> Rewards:
         request = self._request(completions, columns)
@@ -221,9 +218,6 @@ class UserFunction:
             return
         remedy = "Return None for answers that cannot be scored in time, or raise reward_timeout or reward_memory."
         raise RewardError(Problem(message, f"The run stops after {self._failures} failed batches in a row.", remedy))
-
-
-load_reward = UserFunction
 
 
 def _find_file(where: str, folders: Sequence[str]) -> str:

@@ -32,7 +32,6 @@ def has_verifier(name: str | None) -> bool:
 
 
 def verifier(name: str) -> "Verifier":
-    """Return the verifier of this name."""
     if name not in VERIFIERS and has_verifier(name):
         return resolve_name("dew.rewards.games:gym_verifier")(name)
     return _find("verifier", name, VERIFIERS, "Your own function goes into reward_funcs.")

@@ -103,7 +103,6 @@ def run_worker(channel: socket.socket, handle: Handler) -> None:
 
 # ── the sandbox ───────────────────────────────────────────────────────────────────────────────────────────────
 def enter_sandbox() -> None:
-    """Sandbox this process from now on."""
     sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # the kernel stops C code from writing
     sys.addaudithook(_audit)

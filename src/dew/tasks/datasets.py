@@ -196,7 +196,6 @@ def named(
     """Return one of `PRESETS`, optionally from a local `path` or with another template.
 
     `held_out="train"`: hold out an eighth of the training problems instead of the test split, to tune settings on.
-    `without`: data sets or files whose test problems are removed from training.
     """
     preset, data = PRESETS[name], os.environ.get("DEW_DATA")
     folder = Path(data).expanduser() / name.removesuffix("-tinyzero") if data else None
@@ -225,8 +224,7 @@ def custom(
 
     `template` (default: chat) turns the column `problem` into a prompt; `keep` names other columns that rewards need.
     Alternatively, `prompt` names a column of complete prompts (text or chat messages), and all columns are kept.
-    `held_out`: the test split (default: "test" in a folder, else an eighth of the training problems). `without`: as in
-    `named`.
+    `held_out`: the test split (default: "test" in a folder, else an eighth of the training problems).
     """
     if prompt and template:
         what = f"template={template!r} applies to `problem`, but prompt={prompt!r} needs none."

@@ -53,7 +53,6 @@ class Countdown:
             raise ConfigError(Problem(what, remedy="The defaults are largest=13, ceiling=99."))
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
-        """Return n distinct problems, which depend only on the arguments. A smaller n gives a prefix."""
         rng = Random(f"{self}-{check_split(split)}-{seed}")
         rows: dict[Hashable, Row] = {}
         misses = 0

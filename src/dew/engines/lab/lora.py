@@ -7,6 +7,7 @@ one sequence without padding. `dew.decoding` samples.
 import hashlib
 import inspect
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dew.compare.sampling import end_tokens
 from dew.decoding import Decoder, Draw, refusal, replaced
+from dew.decoding.buffers import PAGE, cache_shape
 from dew.engines.lab.adapters import Joined, Rows, fuse, stack_adapters
 from dew.engines.lab.study_settings import LoraSettings
 from dew.engines.lab.tasks import Answers
@@ -88,14 +90,11 @@ class Base:
 
     def memory(self, settings: LoraSettings) -> tuple[float, float]:
         """Bytes per run (adapters and KV cache), and bytes that all runs share (a pass of an update)."""
-        config, size = self.model.config.get_text_config(), self.model.dtype.itemsize
         head = self.model.get_output_embeddings()
         linear = [m for m in self.model.modules() if isinstance(m, nn.Linear) and m is not head]
         adapter = settings.rank * sum(m.in_features + m.out_features for m in linear)
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         slots = settings.answers * settings.max_new_tokens + settings.prompts * PROMPT
-        cache = slots * 2 * config.num_hidden_layers * heads * width * size
+        cache = slots * math.prod(cache_shape(self.model, 1)) // PAGE * self.model.dtype.itemsize
         return adapter * (18.0 + 4) + cache, self.pass_tokens(settings) * self._token_memory
 
     def pass_tokens(self, settings: LoraSettings) -> int:

@@ -118,11 +118,7 @@ def _small_policies(settings: Any, device: str, say: Say, name: str) -> Start:
     task = get_task(name)
     parameters, facts = warm_start(task, settings, device, cache_folder("lab"), say)
     say(f"{name}: starts at pass@1 {facts['pass@1']:.3f}, pass@16 {facts['pass@16']:.3f}.")
-
-    def policies(replicas: Sequence[Replica]) -> TinyPolicies:
-        return TinyPolicies(parameters, _rates(replicas, device))
-
-    return Start(policies, task, facts, memory(task, settings))
+    return Start(lambda runs: TinyPolicies(parameters, _rates(runs, device)), task, facts, memory(task, settings))
 
 
 def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> Start:

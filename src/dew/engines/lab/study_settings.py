@@ -12,8 +12,6 @@ HEAD = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings shared by all runs of a study."""
-
     group_size: int = 16
     """Answers per problem (G)."""
     prompts: int = 32
