@@ -101,6 +101,14 @@ def test_ended_answers_make_room(monkeypatch, all_at_once, at_once, fewest):
     assert (len(ours._kept) > 1) == (fewest == 1)
 
 
+def test_a_longer_prompt_of_as_many_pages_needs_no_new_buffers():
+    ours = greedy(trl_tiny.model())
+    ours.answers([[3]], 2)
+    before = dict(ours._kept)
+    ours.answers([[3, 4, 5]], 2)
+    assert ours._kept == before
+
+
 def test_each_prompt_is_read_once(monkeypatch, all_at_once):
     """Also where the answers of one owner end sooner than those of the other."""
     for name, value in (("LOOK", 2), ("REFILL", 0.01)):

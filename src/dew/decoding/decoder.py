@@ -17,7 +17,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from dew.decoding.buffers import GATHERED, HAS_STATIC, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
+from dew.decoding.buffers import GATHERED, HAS_STATIC, PAGE, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
 from dew.decoding.draw import HAS_TRITON, Draw
 from dew.decoding.page_runs import Runs, run_sizes
 from dew.decoding.prompts import Prefill, Queue
@@ -182,7 +182,8 @@ class Decoder:
         self, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], uniforms: Tensor | None,
         on_ended: Callable[[Sequence[int], Tensor], None] | None, new: int, at_once: int,
     ) -> list[Tensor]:  # fmt: skip
-        width, total, queue = max(map(len, prompts)), len(prompts), Queue(owners)
+        # Whole pages: buffers then fit all prompts that need as many, and their graphs are captured once.
+        width, total, queue = PAGE * pages_of(max(map(len, prompts))), len(prompts), Queue(owners)
         prefill = Prefill(self, prompts, owners, queue, uniforms)
         place = queue.first(min(at_once, total, self.affordable(width, new, prefill.distinct)))
         """The prompt that each row answers."""
