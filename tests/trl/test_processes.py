@@ -133,6 +133,24 @@ def test_uneven_last_batches(tmp_path):
     same_as_one_process(tmp_path, **uneven)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_evaluation_counts_every_prompt_once(processes, tmp_path):
+    """5 prompts, 2 at a time: the last batch has one prompt, and on two processes a repeated one. All are truncated."""
+
+    def child(rank):
+        trainer = tiny.trainer(
+            tmp_path,
+            lambda completions, answer, **_: [float(x == "0") for x in answer],
+            others={"eval_dataset": tiny.prompts(5), "rollout_func": lambda p, t: tiny.scripted(p, t, shortest=6)},
+            per_device_eval_batch_size=8 // processes,
+            mask_truncated_completions=True,
+        )
+        found = trainer.evaluate()
+        assert {found[f"eval_{name}"] for name in ("accuracy", "reward", "pass@1", "pass@4")} == {0.2}
+
+    assert tiny.in_children(child, processes) == [0] * processes
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("first, then", [(1, 2), (2, 1)])
 def test_a_run_resumes_inside_a_generation_with_another_number_of_processes(first, then, tmp_path):

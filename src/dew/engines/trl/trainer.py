@@ -21,7 +21,7 @@ from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
-from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
+from dew.engines.trl.batch import Batch, Capture, Scores, first_rows, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
@@ -93,6 +93,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._statistics = metrics.StepStatistics()
         self._nonfinite = metrics.NonFinite()
         self._step_loss = 0.0
+        self._unseen = math.inf
+        """Number of answers that the current evaluation still needs; accelerate repeats rows to fill its last batch."""
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
         metrics.shorten_log_lines(self)
@@ -176,6 +178,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             batch = self._sample_until_full(self._stream)
         else:
             batch = self.sample(inputs)
+        if not self.model.training:
+            batch, self._unseen = first_rows(batch, self._unseen, self.group_size), self._unseen - len(batch.group)
         with self._recorder.phase("credit"):
             alone = None if self._guide is None else self._guide.solved_alone(batch)
             credit = give_credit(self.algorithm, batch, apart=alone, for_records=self._record_due)
@@ -191,8 +195,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return trained
 
     def _report(self, batch: Batch, credit: Credit) -> None:
-        self._put(metrics.generation_metrics(self, batch, credit))
+        numbers = metrics.generation_metrics(self, batch, credit)
         if self.model.training:
+            self._put(numbers)
             step, chosen = self.state.global_step + 1, "threshold" in (self.args.algorithm_kwargs or {})
             outcomes = batch.answers["outcome"]
             self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen)
@@ -200,7 +205,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
             self._nonfinite.start(metrics.not_finite(parts, finite, advantages, self.reward_func_names))
         else:
-            self._put(metrics.pass_at(credit, self.group_size))
+            numbers |= metrics.pass_at(batch.answers["outcome"], self.algorithm.threshold, self.group_size)
+            self._put(numbers, weight=batch.groups["sampled"])  # the last batch may have fewer prompts
         if self._stream is None or not self.model.training:
             means = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
             shown = self._logs["advantages"]
@@ -376,17 +382,19 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     # ── metrics and logs ────────────────────────────────────────────────────────────────────────────────────
 
-    def _put(self, numbers: Numbers) -> None:
+    def _put(self, numbers: Numbers, weight: int = 1) -> None:
         """Report to the trackers (every `logging_steps` steps) and to the run's folder (every step)."""
         numbers = metrics.finite_only(numbers)
         for name, value in numbers.items():
-            self._metrics[self._mode][name].append(value)
+            self._metrics[self._mode][name] += [value] * weight
         if self.model.training:
             self._recorder.put(numbers)
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Rename `eval_reward` to `eval_<set>_reward`: TRL uses the same metric names for every evaluation set."""
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        data = dataloader.dataset
+        self._unseen = len(data) * self.num_generations_eval if hasattr(data, "__len__") else math.inf
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if metric_key_prefix.startswith("eval_"):
             found = self._metrics["eval"]
             for name in list(found):
