@@ -354,6 +354,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
+        self._metrics[self._mode]["entropy"].pop()  # a mean over a micro-batch; dew reports the mean over the step
         observe_loss(self, inputs, capture.passes[-1], loss)
         return loss
 
