@@ -171,6 +171,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if self.num_generations < 2:
             return [Problem(f"num_generations={self.num_generations}:", remedy="Give at least 2; TRL's default is 8.")]
         sampled, G, per_device = self.batches.sampled, self.num_generations, self.per_device_train_batch_size
+        at_once, given = per_device * self.batches.processes, self.generation_batch_size or 0
+        if given % at_once:
+            near = " or ".join(str(n) for n in (given // at_once * at_once, (given // at_once + 1) * at_once) if n)
+            what = f"generation_batch_size={given} is not a multiple of {at_once}, the answers of one micro-batch"
+            return [Problem(f"{what} on all processes.", remedy=f"Nearest that fit: {near}.")]
         if self.batches.fits:
             return []
         unit = G // math.gcd(G, sampled // per_device)

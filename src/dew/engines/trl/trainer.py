@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
+from dew.compare.sampling import check_prompt
 from dew.decoding import uncompiled
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, give_credit
@@ -246,6 +247,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch if self._guide is None else self._guide.mark(batch)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        if None in prompts and self.rollout_func is None:  # streamed data is not checked in advance
+            check_prompt(self.processing_class, None)
         with self._recorder.phase("generation"), rollout.dropout_off(self.model), uncompiled(self.model):
             trl = super()._generate
             generated = trl(prompts) if self._guide is None else self._guide.generate(prompts, trl)
