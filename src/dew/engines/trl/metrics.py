@@ -83,8 +83,10 @@ def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:
     """Return the metrics of a generation's answers, credit and groups."""
     answers, groups, names = batch.answers, batch.groups, trainer.reward_func_names
     numbers = {**answer_metrics(answers, names, trainer.algorithm.threshold), **credit_metrics(batch, credit)}
-    rewards = answers["parts"] if trainer.algorithm.engine_loss else answers["outcome"][:, None]
-    numbers["unscored_share"] = rewards.isnan().all(-1).float().mean().item()
+    unscored = (answers["parts"] if trainer.algorithm.engine_loss else answers["outcome"][:, None]).isnan().all(-1)
+    numbers["unscored_share"] = unscored.float().mean().item()
+    if not unscored.all():  # TRL's own loss needs any reward, not the outcome
+        numbers["reward"] = (answers["outcome"].nan_to_num() + answers["extra"])[~unscored].mean().item()
     numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
     mixed = groups.get("mixed", int(credit.mixed(trainer.group_size).sum()))
     numbers["groups/mixed_share"] = mixed / groups["sampled"]
