@@ -16,6 +16,8 @@ from dew.losses import Surrogate
 from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
 
 logger = logging.getLogger("dew")
+# Of several processes, only the first logs what all of them would.
+logger.addFilter(lambda record: record.levelno >= logging.ERROR or os.environ.get("RANK", "0") == "0")
 
 LIMITS = {
     **SETTINGS,

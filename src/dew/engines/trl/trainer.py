@@ -99,7 +99,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
         metrics.shorten_log_lines(self)
-        for problem in args.warnings() if self.accelerator.is_main_process else []:
+        for problem in args.warnings():
             logger.warning("%s", problem)
 
     @property
@@ -153,10 +153,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 raise full from error
             raise
         self._recorder.end("done")
-        if self.accelerator.is_main_process:
-            held = ", ".join(f"{name} at {n} steps" for name, n in self._recorder.alarms.steps.items())
-            alarms = f" Alarms: {held}." if held else ""
-            logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
+        held = ", ".join(f"{name} at {n} steps" for name, n in self._recorder.alarms.steps.items())
+        alarms = f" Alarms: {held}." if held else ""
+        logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
         return result
 
     def _say_how(self) -> None:
@@ -164,9 +163,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         reason, args = self._captured_sampling.refused(), self.args
         sampler = "vLLM" if self.use_vllm else "CUDA graphs" if reason is None else f"generate ({reason})"
         unexpected = reason is not None and args.captured_sampling and torch.cuda.is_available() and not self.use_vllm
-        if self.accelerator.is_main_process:
-            level, text = logging.WARNING if unexpected else logging.INFO, "training with %s: %s; sampling with %s."
-            logger.log(level, text, self.algorithm.label, args.batches, sampler)
+        level, text = logging.WARNING if unexpected else logging.INFO, "training with %s: %s; sampling with %s."
+        logger.log(level, text, self.algorithm.label, args.batches, sampler)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
@@ -377,8 +375,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         scaled = scaler is not None and scaler.get_scale() > 1
         if found := self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled):
             self.optimizer.zero_grad()
-            if self.accelerator.is_main_process:
-                logger.warning("Skipping step %d, which is not finite: %s", step, found)
+            logger.warning("Skipping step %d, which is not finite: %s", step, found)
         self._put({"steps/skipped": float(found is not None)})
         if norm is not None:
             self._recorder.put(metrics.finite_only({"grad_norm": value}))
