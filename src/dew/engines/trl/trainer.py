@@ -194,17 +194,16 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return trained
 
     def _report(self, batch: Batch, credit: Credit) -> None:
-        numbers = metrics.generation_metrics(self, batch, credit)
+        numbers, outcomes = metrics.generation_metrics(self, batch, credit), batch.answers["outcome"]
         if self.model.training:
             self._put(numbers)
             step, chosen = self.state.global_step + 1, "threshold" in (self.args.algorithm_kwargs or {})
-            outcomes = batch.answers["outcome"]
             self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen)
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
             self._nonfinite.start(metrics.not_finite(parts, finite, advantages, self.reward_func_names))
         else:
-            numbers |= metrics.pass_at(batch.answers["outcome"], self.algorithm.threshold, self.group_size)
+            numbers |= metrics.pass_at(outcomes, self.algorithm.threshold, self.group_size)
             self._put(numbers, weight=batch.groups["sampled"])  # the last batch may have fewer prompts
         if self._stream is None or not self.model.training:
             means = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
