@@ -95,7 +95,7 @@ def trainer(output_dir, rewards=has_a, data=None, policy=None, others=None, **se
     )
 
 
-def scripted(prompts, trainer, seed=0, longest=6):
+def scripted(prompts, trainer, seed=0, longest=6, shortest=1):
     """A rollout function that samples nothing: row i of the whole batch always gets the same completion."""
     import random
 
@@ -104,7 +104,7 @@ def scripted(prompts, trainer, seed=0, longest=6):
     completions = []
     for row in range(first, first + len(prompts)):
         dice = random.Random(1000 * seed + row)
-        ids = [dice.randrange(3, 3 + len(LETTERS)) for _ in range(dice.randint(1, longest))]
+        ids = [dice.randrange(3, 3 + len(LETTERS)) for _ in range(dice.randint(shortest, longest))]
         completions.append(ids if len(ids) == longest else [*ids, 1])
     return {"prompt_ids": encode(prompts)["input_ids"], "completion_ids": completions, "logprobs": None}
 

@@ -72,9 +72,11 @@ def test_trls_settings_choose_the_algorithm_where_none_is_named(name, tmp_path, 
     assert ("Training with the algorithm trl" in caplog.text) == (expected != "dew")
 
 
-def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path, caplog):
-    algorithm = tiny.config(tmp_path, epsilon=0.1, beta=0.04).build_algorithm()
-    assert "unless use_bias_correction_kl=False" in caplog.text
+def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path, caplog, monkeypatch):
+    for rank in "10":  # of two processes, one logs
+        monkeypatch.setenv("RANK", rank)
+        algorithm = tiny.config(tmp_path, epsilon=0.1, beta=0.04).build_algorithm()
+    assert caplog.text.count("unless use_bias_correction_kl=False") == 1
     assert (algorithm.clip_low, algorithm.clip_high, algorithm.kl_coef) == (0.1, 0.1, 0.04)
     config = tiny.config(tmp_path, epsilon_high=0.4)
     assert (config.epsilon, config.epsilon_high) == (0.2, 0.4)
@@ -102,6 +104,7 @@ REJECTED = {
     "broken JSON": ({"algorithm_kwargs": "{alpha2"}, "not a mapping in YAML or JSON"),
     "JSON that is a list": ({"algorithm_kwargs": "[0.2]"}, "not a mapping"),
     "a list": ({"algorithm_kwargs": [0.2]}, "not a mapping"),
+    "generation": ({"generation_batch_size": 20}, "20 is not a multiple of 8, .* Nearest that fit: 16 or 24"),
     "group of one": ({"num_generations": 1}, "at least 2"),
     "two clippings": ({"epsilon": 0.1, "algorithm_kwargs": {"clip_low": 0.3}}, "epsilon=0.1, but algorithm_kwargs has"),
     "other loss": ({"algorithm": "gtpo", "loss_type": "bnpo"}, "gtpo trains with 'dapo'.*algorithm='trl'"),
@@ -159,6 +162,7 @@ WRONG = {  # what the error says -> reward, data, settings
     "A prompt is 3, neither text nor": (tiny.has_a, rows(3)),
     "A prompt is None, neither text nor": (tiny.has_a, rows("1+1=", None)),
     "A prompt is 4, neither": (tiny.has_a, rows(), {"others": {"eval_dataset": {"a": rows(), "b": rows(4)}}}),
+    "is None, neither text nor": (tiny.has_a, rows("1+1=", None).to_iterable_dataset()),
     "streamed": (tiny.has_a, rows().to_iterable_dataset(), {"algorithm": "dapo"}),
     "reward_funcs: 'no/such-model' cannot": ("no/such-model", rows()),
     "model: 'no/such-model' cannot": (tiny.has_a, rows(), {"policy": "no/such-model"}),
@@ -173,7 +177,9 @@ WRONG = {  # what the error says -> reward, data, settings
 def test_what_cannot_work_is_explained(says, tmp_path):
     reward, data, settings = (*WRONG[says], {})[:3]
     with pytest.raises(ConfigError, match=says):
-        tiny.trainer(tmp_path, reward, data, **settings)
+        trainer = tiny.trainer(tmp_path, reward, data, **settings)
+        if not hasattr(data, "__len__"):
+            trainer.train()
 
 
 def test_plain_grpo_config_and_a_tokenizer_without_an_end_are_rejected(tmp_path):

@@ -91,9 +91,8 @@ def test_graded_rewards_on_both_sides_of_the_threshold_are_one_warning(tmp_path,
 
 def test_every_evaluation_set_has_metrics_of_its_own(tmp_path):
     sets = {"few": tiny.prompts(2), "many": tiny.prompts(4)}
-    trainer = tiny.trainer(
-        tmp_path, others={"eval_dataset": sets}, per_device_eval_batch_size=4, num_generations_eval=2
-    )
+    sizes = {"per_device_eval_batch_size": 4, "num_generations_eval": 2}
+    trainer = tiny.trainer(tmp_path, others={"eval_dataset": sets}, **sizes)
     numbers = trainer.evaluate()
     for name in ("reward", "accuracy", "entropy", "pass@2", "loss", "samples_per_second"):
         assert {f"eval_few_{name}", f"eval_many_{name}"} <= set(numbers) and f"eval_{name}" not in numbers

@@ -50,6 +50,12 @@ def test_processes_stop_together_at_a_signal_that_reaches_one_of_them(tmp_path):
     assert (tmp_path / "checkpoint-3" / "dew_manifest.json").exists()
 
 
+def test_a_run_names_the_error_of_the_process_that_failed(tmp_path):
+    assert tiny.in_children(lambda rank: run(tmp_path, rank, victim=1, act=lambda: 1 / 0), count=2) == [1, 1]
+    facts = RunFolder(tmp_path).run()
+    assert facts["status"] == "failed" and "division by zero" in facts["error"]
+
+
 @pytest.mark.slow
 def test_two_processes_resume_after_one_was_killed(tmp_path):
     """Started again, they end with the same weights, bit for bit, as two that were not killed."""

@@ -286,9 +286,8 @@ def test_a_batch_without_signal_is_not_skipped(case, algorithm, tmp_path):
 @pytest.mark.parametrize("algorithm", some(["gtpo", "grpo_s"], ["gtpo"]))
 def test_every_dtype_trains(kind, algorithm, tmp_path):
     policy = tiny.model(initializer_range=0.05).to(getattr(torch, kind))
-    trainer = tiny.trainer(
-        tmp_path, has_mixed, policy=policy, algorithm=algorithm, max_steps=2, optim="sgd", learning_rate=1.0
-    )
+    settings = {"algorithm": algorithm, "max_steps": 2, "optim": "sgd", "learning_rate": 1.0}
+    trainer = tiny.trainer(tmp_path, has_mixed, policy=policy, **settings)
     weights = Weights()
     trainer.add_callback(weights)
     trainer.train()

@@ -51,17 +51,12 @@ def run(
     """Train two steps, on scripted answers, and save the advantages of every generation and all weights."""
     if sharded:
         shard()
-    trainer = tiny.trainer(
-        folder,
-        outcome,
-        data=tiny.prompts(problems),
-        policy=tiny.model(tie_word_embeddings=tied),
-        others={"rollout_func": tiny.scripted if scripted else None, "peft_config": LORA if adapter else None},
-        # 3 groups of 8 answers: with 12 rows on each of two processes, the second group spans both
-        per_device_train_batch_size=24 // processes,
-        num_generations=8,
-        **{"max_steps": 2, "optim": "sgd", "learning_rate": 0.1, **settings},
-    )
+    others = {"rollout_func": tiny.scripted if scripted else None, "peft_config": LORA if adapter else None}
+    # 3 groups of 8 answers: with 12 rows on each of two processes, the second group spans both
+    sizes = {"per_device_train_batch_size": 24 // processes, "num_generations": 8, "max_steps": 2}
+    settings = {**sizes, "optim": "sgd", "learning_rate": 0.1, **settings}
+    data, policy = tiny.prompts(problems), tiny.model(tie_word_embeddings=tied)
+    trainer = tiny.trainer(folder, outcome, data, policy, others, **settings)
     seen, inner = [], trainer._generate_and_score_completions
 
     def spy(inputs):
@@ -131,6 +126,22 @@ def test_uneven_last_batches(tmp_path):
     """10 problems, 3 at a time: one is left over in each epoch, and its third step has half the micro-batches."""
     uneven = {"max_steps": 5, "problems": 10, "gradient_accumulation_steps": 2, "steps_per_generation": 1}
     same_as_one_process(tmp_path, **uneven)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_evaluation_counts_every_prompt_once(processes, tmp_path):
+    """5 prompts, 2 at a time: the last batch has one prompt, and on two processes a repeated one. All are truncated."""
+
+    def solves_zero(completions, answer, **_):
+        return [float(x == "0") for x in answer]
+
+    def child(rank):
+        others = {"eval_dataset": tiny.prompts(5), "rollout_func": lambda *x: tiny.scripted(*x, shortest=6)}
+        settings = {"per_device_eval_batch_size": 8 // processes, "mask_truncated_completions": True}
+        found = tiny.trainer(tmp_path, solves_zero, others=others, **settings).evaluate()
+        assert {found[f"eval_{name}"] for name in ("accuracy", "reward", "pass@1", "pass@4")} == {0.2}
+
+    assert tiny.in_children(child, processes) == [0] * processes
 
 
 @pytest.mark.slow

@@ -28,9 +28,8 @@ WITH_SIGNAL = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
-    trainer = tiny.trainer(
-        folder, max_steps=5, records_every=2, records_groups=1, num_generations=8, log_completions=True, logging_steps=2
-    )
+    settings = {"max_steps": 5, "records_every": 2, "records_groups": 1, "log_completions": True, "logging_steps": 2}
+    trainer = tiny.trainer(folder, num_generations=8, **settings)
     trainer.train()
     return trainer, RunFolder(folder)
 

@@ -118,9 +118,8 @@ def hard_prompts_fail(prompts, completions, **_):
 
 def train(folder, **settings):
     plain = {"algorithm": "dapo", "num_generations": 8, "per_device_train_batch_size": 16, "max_steps": 3}
-    trainer = tiny.trainer(
-        folder, [hard_prompts_fail, shaped_reward], outcome_reward="hard_prompts_fail", **{**plain, **settings}
-    )
+    plain["outcome_reward"] = "hard_prompts_fail"
+    trainer = tiny.trainer(folder, [hard_prompts_fail, shaped_reward], **{**plain, **settings})
     kept = []
     inner = trainer._compute_loss
 

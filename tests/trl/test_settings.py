@@ -16,9 +16,8 @@ from dew.run.folder import RunFolder
 
 def test_lora_trains_the_adapter_alone(tmp_path):
     lora = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], lora_dropout=0.3, task_type="CAUSAL_LM")
-    trainer = tiny.trainer(
-        tmp_path, others={"peft_config": lora}, algorithm_kwargs={"kl_coef": 0.1}, max_steps=6, num_generations=8
-    )
+    settings = {"algorithm_kwargs": {"kl_coef": 0.1}, "max_steps": 6, "num_generations": 8}
+    trainer = tiny.trainer(tmp_path, others={"peft_config": lora}, **settings)
     before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
     trainer.train()
     changed = {name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])}

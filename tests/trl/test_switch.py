@@ -147,10 +147,12 @@ def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
 def test_trls_own_loss_reports_dews_metrics(tmp_path, caplog):
     caplog.set_level(logging.WARNING)
     settings = {"num_iterations": 2, "algorithm": "trl", "records_every": 1, "learning_rate": 1e-2}
+    settings |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     trainer = tiny.trainer(tmp_path, [brevity, tiny.has_a], max_steps=4, num_generations=8, **settings)
     trainer.train()
     lines = RunFolder(tmp_path).metrics()
     assert {"accuracy", "entropy", "clip/low", "clip/high", "ratio/mean", "kl/approx", "loss"} <= set(lines[0])
     assert lines[0]["ratio/max"] == 1.0 and lines[1]["ratio/max"] > 1.0
+    assert [x["entropy"] for x in trainer.state.log_history if "entropy" in x] == [x["entropy"] for x in lines]
     answers = [answer for group in RunFolder(tmp_path).records() for answer in group.answers]
     assert any(x for answer in answers for x in answer.advantage)

@@ -97,6 +97,7 @@ def test_alarms_fire_and_a_stopped_run_says_so(tmp_path):
     rewards = [lambda completions, value=value, **_: [value] * len(completions) for value in (None, 0.0)]
     trainer = dew.watch(plain(tmp_path, rewards, max_steps=12))  # TRL learns from any reward
     trainer.train()
+    assert [line["reward"] for line in RunFolder(tmp_path).metrics()] == [0.0] * 12
     found = {alarm["alarm"] for alarm in RunFolder(tmp_path).alarms()}
     assert {"no_signal", "no_gradient"} <= found and "unscored" not in found
 

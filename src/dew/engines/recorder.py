@@ -114,10 +114,13 @@ class RunLog:
             logger.warning("%s: %s", algorithm.name, warning)
 
     def end(self, status: str, error: BaseException | None = None) -> None:
-        if self._writes:
-            text = in_one_line(error)[:1000] if error is not None and status == "failed" else None
+        """Write how the run ended. The first process that fails writes its error; the others lose the connection."""
+        run, failed = self.folder.run(), status == "failed"
+        if self._writes or (failed and run.get("status") == "running"):
+            text = run.get("error") or (in_one_line(error)[:1000] if error is not None and failed else None)
             finished = datetime.now(UTC).isoformat(timespec="seconds")
-            self.folder.write_run({"status": status, "finished": finished, "error": text, "alarms": self.alarms.steps})
+            alarms = {"alarms": self.alarms.steps} if self._writes else {}
+            self.folder.write_run({"status": status, "finished": finished, "error": text, **alarms})
             if self._lock:
                 self._lock.close()
 

@@ -120,6 +120,11 @@ def algorithm_settings(value: Any) -> dict[str, Any]:
     return dict(given)
 
 
+def nearest(n: int, multiple_of: int, unit: int = 1) -> str:
+    low = n // multiple_of * multiple_of
+    return " or ".join(str(x // unit) for x in (low, low + multiple_of) if x)
+
+
 @dataclass(frozen=True)
 class Batches:
     """Sizes of a generation and of an optimizer step, summed over all processes."""
@@ -169,10 +174,8 @@ class Batches:
         """Return a problem unless a generation has a whole number of optimizer steps. `unit`: answers per `setting`."""
         if self.sampled % self.trained == 0:
             return None
-        low = self.sampled // self.trained * self.trained
-        near = " or ".join(str(n // unit) for n in (low, low + self.trained) if n)
         what = f"{self}: optimizer steps do not line up with generations."
-        return Problem(what, remedy=f"Nearest: {setting}={near}.")
+        return Problem(what, remedy=f"Nearest: {setting}={nearest(self.sampled, self.trained, unit)}.")
 
     def check_rows(self, data: Any, reduce: str = "per_device_train_batch_size or steps_per_generation") -> None:
         """Raise an error if there are too few prompts for one generation: the engines would train on nothing."""

@@ -1,6 +1,6 @@
 """The batch that passes through a training step (sample, score, credit, report), and operations on its rows."""
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -125,6 +125,14 @@ def make_batch(
         answers={name: columns[name] for name in ANSWER_COLUMNS},
         groups={"sampled": groups, "kept": groups, "dropped": 0, "refilled": 0, "rounds": 1},
     )
+
+
+def first_rows(batch: Batch, count: float, size: int) -> Batch:
+    """Exclude all answers after the first `count` from credit and metrics."""
+    n = int(min(count, len(batch.group)))
+    outcome = torch.cat((batch.outcome[:n], torch.full_like(batch.outcome[n:], torch.nan)))
+    answers, kept = {name: x[:n] for name, x in batch.answers.items()}, dict.fromkeys(("sampled", "kept"), n // size)
+    return replace(batch, outcome=outcome, answers=answers, groups={**batch.groups, **kept})
 
 
 def loss_mask(inputs: Columns) -> Tensor:

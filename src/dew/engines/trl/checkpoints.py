@@ -168,8 +168,7 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if (saved := state.get("batches", batches)) != batches:
         state |= {"generation": None, "step": 0}
-        if rank == 0:
-            logger.warning("%s: sampling a new generation, because batch sizes have changed: %s", folder, saved)
+        logger.warning("%s: sampling a new generation, because batch sizes have changed: %s", folder, saved)
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(_read_json(path.with_name(STATE)).get("epoch") or 0)
     return state

@@ -13,9 +13,11 @@ from dew import list_algorithms
 from dew.algorithms import DEFAULT_ALGORITHM, ENGINE_ALGORITHM, Algorithm, get_algorithm, split_algorithm
 from dew.errors import ConfigError, Problem
 from dew.losses import Surrogate
-from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings
+from dew.run.settings import ALGORITHM_NAMES, CHOOSE_ALGORITHM, SETTINGS, Batches, Setting, algorithm_settings, nearest
 
 logger = logging.getLogger("dew")
+# Of several processes, only the first logs what all of them would.
+logger.addFilter(lambda record: record.levelno >= logging.ERROR or os.environ.get("RANK", "0") == "0")
 
 LIMITS = {
     **SETTINGS,
@@ -171,12 +173,15 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if self.num_generations < 2:
             return [Problem(f"num_generations={self.num_generations}:", remedy="Give at least 2; TRL's default is 8.")]
         sampled, G, per_device = self.batches.sampled, self.num_generations, self.per_device_train_batch_size
+        at_once, given = per_device * self.batches.processes, self.generation_batch_size
+        if given and given % at_once:
+            what = f"generation_batch_size={given} is not a multiple of {at_once}, the micro-batches of all processes."
+            return [Problem(what, remedy=f"Nearest that fit: {nearest(given, at_once)}.")]
         if self.batches.fits:
             return []
         unit = G // math.gcd(G, sampled // per_device)
-        near = [str(n) for n in (per_device // unit * unit, (per_device // unit + 1) * unit) if n]
         sizes = [n for n in range(2, sampled + 1) if sampled % n == 0]
-        remedy = f"Nearest that fit: per_device_train_batch_size={' or '.join(near)}"
+        remedy = f"Nearest that fit: per_device_train_batch_size={nearest(per_device, unit)}"
         remedy += f"; num_generations={min(sizes, key=lambda n: abs(n - G))}." if sizes else "."
         return [Problem(f"{self.batches}.", remedy=remedy)]
 

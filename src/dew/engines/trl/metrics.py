@@ -71,10 +71,10 @@ class StepStatistics:
         return numbers
 
 
-def pass_at(credit: Credit, size: int) -> Numbers:
-    """Return pass@1, 2, 4, ... up to the group size, over the groups in which every answer was scored."""
-    groups = credit.correct.view(-1, size)[credit.scored.view(-1, size).all(-1)]
-    counts = groups.sum(-1).tolist()
+def pass_at(outcome: Tensor, threshold: float, size: int) -> Numbers:
+    """Return pass@1, 2, 4, ... up to the group size, over the groups in which every answer has an outcome."""
+    groups = outcome.view(-1, size)
+    counts = (groups > threshold)[~groups.isnan().any(-1)].sum(-1).tolist()
     ks = sorted({2**i for i in range(size.bit_length())} | {size})
     return {f"pass@{k}": sum(pass_at_k(size, c, k) for c in counts) / len(counts) for k in ks} if counts else {}
 
@@ -83,12 +83,14 @@ def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:
     """Return the metrics of a generation's answers, credit and groups."""
     answers, groups, names = batch.answers, batch.groups, trainer.reward_func_names
     numbers = {**answer_metrics(answers, names, trainer.algorithm.threshold), **credit_metrics(batch, credit)}
-    rewards = answers["parts"] if trainer.algorithm.engine_loss else answers["outcome"][:, None]
-    numbers["unscored_share"] = rewards.isnan().all(-1).float().mean().item()
+    unscored = (answers["parts"] if trainer.algorithm.engine_loss else answers["outcome"][:, None]).isnan().all(-1)
+    numbers["unscored_share"] = unscored.float().mean().item()
+    if not unscored.all():  # TRL's own loss needs any reward, not the outcome
+        numbers["reward"] = (answers["outcome"].nan_to_num() + answers["extra"])[~unscored].mean().item()
     numbers.update({f"groups/{name}": float(n) for name, n in groups.items() if name != "mixed"})
     mixed = groups.get("mixed", int(credit.mixed(trainer.group_size).sum()))
     numbers["groups/mixed_share"] = mixed / groups["sampled"]
-    if (seconds := trainer._recorder.seconds["generation"]) > 0:
+    if trainer.model.training and (seconds := trainer._recorder.seconds["generation"]) > 0:
         numbers["tokens_per_second"] = float(answers["length"].sum()) / seconds
     return numbers
 

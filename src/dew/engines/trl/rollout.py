@@ -215,7 +215,7 @@ class CapturedSampling:
             return self._decoder.scored(prompt_ids, self._trainer.max_completion_length)
         except Exception as error:  # from PyTorch, or from Triton on a GPU that a kernel does not support
             reason = str(error.__context__ or error).split("\n")[0]  # PyTorch raises another when the capture ends
-            logger.warning("Captured sampling failed (%s); sampling with generate from now on.", reason)
+            logger.error("Captured sampling failed (%s); sampling with generate from now on.", reason)
             self._copy, self._decoder = None, None
             return None
 

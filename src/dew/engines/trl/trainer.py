@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
+from dew.compare.sampling import check_prompt
 from dew.decoding import uncompiled
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
-from dew.engines.trl.batch import Batch, Capture, Scores, gather_rows, loss_mask, make_batch
+from dew.engines.trl.batch import Batch, Capture, Scores, first_rows, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
@@ -93,10 +94,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._statistics = metrics.StepStatistics()
         self._nonfinite = metrics.NonFinite()
         self._step_loss = 0.0
+        self._unseen = math.inf
+        """Number of answers that the current evaluation still needs; accelerate repeats rows to fill its last batch."""
         self._recorder = metrics.Recorder(args.output_dir, self.accelerator.is_main_process)
         self.add_callback(self._recorder)
         metrics.shorten_log_lines(self)
-        for problem in args.warnings() if self.accelerator.is_main_process else []:
+        for problem in args.warnings():
             logger.warning("%s", problem)
 
     @property
@@ -150,10 +153,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 raise full from error
             raise
         self._recorder.end("done")
-        if self.accelerator.is_main_process:
-            held = ", ".join(f"{name} at {n} steps" for name, n in self._recorder.alarms.steps.items())
-            alarms = f" Alarms: {held}." if held else ""
-            logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
+        held = ", ".join(f"{name} at {n} steps" for name, n in self._recorder.alarms.steps.items())
+        alarms = f" Alarms: {held}." if held else ""
+        logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
         return result
 
     def _say_how(self) -> None:
@@ -161,9 +163,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         reason, args = self._captured_sampling.refused(), self.args
         sampler = "vLLM" if self.use_vllm else "CUDA graphs" if reason is None else f"generate ({reason})"
         unexpected = reason is not None and args.captured_sampling and torch.cuda.is_available() and not self.use_vllm
-        if self.accelerator.is_main_process:
-            level, text = logging.WARNING if unexpected else logging.INFO, "training with %s: %s; sampling with %s."
-            logger.log(level, text, self.algorithm.label, args.batches, sampler)
+        level, text = logging.WARNING if unexpected else logging.INFO, "training with %s: %s; sampling with %s."
+        logger.log(level, text, self.algorithm.label, args.batches, sampler)
 
     def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Any:
         self._sampler = super()._get_train_sampler(*args, **kwargs)
@@ -176,6 +177,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             batch = self._sample_until_full(self._stream)
         else:
             batch = self.sample(inputs)
+        if not self.model.training:
+            batch, self._unseen = first_rows(batch, self._unseen, self.group_size), self._unseen - len(batch.group)
         with self._recorder.phase("credit"):
             alone = None if self._guide is None else self._guide.solved_alone(batch)
             credit = give_credit(self.algorithm, batch, apart=alone, for_records=self._record_due)
@@ -191,16 +194,17 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return trained
 
     def _report(self, batch: Batch, credit: Credit) -> None:
-        self._put(metrics.generation_metrics(self, batch, credit))
+        numbers, outcomes = metrics.generation_metrics(self, batch, credit), batch.answers["outcome"]
         if self.model.training:
+            self._put(numbers)
             step, chosen = self.state.global_step + 1, "threshold" in (self.args.algorithm_kwargs or {})
-            outcomes = batch.answers["outcome"]
             self._recorder.check_rewards(step, self.algorithm, outcomes, credit.advantages, chosen)
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
             self._nonfinite.start(metrics.not_finite(parts, finite, advantages, self.reward_func_names))
         else:
-            self._put(metrics.pass_at(credit, self.group_size))
+            numbers |= metrics.pass_at(outcomes, self.algorithm.threshold, self.group_size)
+            self._put(numbers, weight=batch.groups["sampled"])  # the last batch may have fewer prompts
         if self._stream is None or not self.model.training:
             means = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
             shown = self._logs["advantages"]
@@ -240,6 +244,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         return batch if self._guide is None else self._guide.mark(batch)
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
+        if None in prompts and self.rollout_func is None:  # streamed data is not checked in advance
+            check_prompt(self.processing_class, None)
         with self._recorder.phase("generation"), rollout.dropout_off(self.model), uncompiled(self.model):
             trl = super()._generate
             generated = trl(prompts) if self._guide is None else self._guide.generate(prompts, trl)
@@ -348,6 +354,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _trl_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
+        self._metrics[self._mode]["entropy"].pop()  # a mean over a micro-batch; dew reports the mean over the step
         observe_loss(self, inputs, capture.passes[-1], loss)
         return loss
 
@@ -367,8 +374,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         scaled = scaler is not None and scaler.get_scale() > 1
         if found := self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled):
             self.optimizer.zero_grad()
-            if self.accelerator.is_main_process:
-                logger.warning("Skipping step %d, which is not finite: %s", step, found)
+            logger.warning("Skipping step %d, which is not finite: %s", step, found)
         self._put({"steps/skipped": float(found is not None)})
         if norm is not None:
             self._recorder.put(metrics.finite_only({"grad_norm": value}))
@@ -376,17 +382,19 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     # ── metrics and logs ────────────────────────────────────────────────────────────────────────────────────
 
-    def _put(self, numbers: Numbers) -> None:
+    def _put(self, numbers: Numbers, weight: int = 1) -> None:
         """Report to the trackers (every `logging_steps` steps) and to the run's folder (every step)."""
         numbers = metrics.finite_only(numbers)
         for name, value in numbers.items():
-            self._metrics[self._mode][name].append(value)
+            self._metrics[self._mode][name] += [value] * weight
         if self.model.training:
             self._recorder.put(numbers)
 
-    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
+    def evaluation_loop(self, dataloader: Any, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> Any:
         """Rename `eval_reward` to `eval_<set>_reward`: TRL uses the same metric names for every evaluation set."""
-        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        data = dataloader.dataset
+        self._unseen = len(data) * self.num_generations_eval if hasattr(data, "__len__") else math.inf
+        output = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if metric_key_prefix.startswith("eval_"):
             found = self._metrics["eval"]
             for name in list(found):
