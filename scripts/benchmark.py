@@ -286,14 +286,23 @@ def _answer(runs: Runs, replication: str) -> str:
     """The result so far, in a few sentences."""
     rows = {task: found for task in b.STAGES["stage3"].seeds if (found := b.stage_rows("stage3", task, runs))}
     if not rows:
-        first = "**No rule is known to beat DAPO on a language model.** Stage 3, which decides it, has not been run."
-        return f"{first} {replication}"
+        first = "**No rule is known to beat DAPO in pass@1 on a language model.** Stage 3, which decides it, was not run yet."
+        return " ".join([first, *_second(b.stage_rows("stage2", "A", runs)), replication])
     parts = []
     for word in ("win", "level", "loss", "open"):
         arms = {task: [row.arm for row in found if row.verdict == word] for task, found in rows.items()}
         texts = [f"{', '.join(names)} ({task})" for task, names in arms.items() if names]
         parts.append(f"{word.capitalize()}: {'; '.join(texts) or 'none'}.")
     return f"**Against DAPO, by rule and task.** {' '.join(parts)}"
+
+
+def _second(rows: Sequence[b.Row]) -> list[str]:
+    found = {row.arm: row.than_baseline[b.SCORES[0]] for row in rows if row.verdict}
+    if not found:
+        return []
+    clear = ", ".join(arm for arm, d in found.items() if d.holm < SIGNIFICANT) or "none"
+    seeds = f"{max(d.pairs for d in found.values())} of {b.STAGES['stage2'].seeds['A']} seeds"
+    return [f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, {clear} differs from DAPO."]
 
 
 def _progress(runs: Runs) -> str:
@@ -324,7 +333,9 @@ def _replication(runs: Runs) -> str:
     value, half = json.loads((b.COMMITTED.parent / "lora-20-seeds.json").read_text())["table"]["dew − dapo"][2]
     old = Interval(value, value - half, value + half)
     word = "agrees" if d.low <= old.high and old.low <= d.high else "does not agree"
-    both = f"In pass@1, `dew` − DAPO is {signed(d)} over {d.pairs} seeds; the prototype's, {signed(old)}, {word}."
+    both = (
+        f"In the replication, `dew` − DAPO is {signed(d)} over {d.pairs} seeds; the prototype's, {signed(old)}, {word}."
+    )
     return "\n\n".join([both, b.table(rows), *noise(found, runs["replication-A"])])
 
 

@@ -92,6 +92,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
     assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
+    assert "In stage 2 (5 of 5 seeds)" in script.page(runs)[0].splitlines()[2]
     with pytest.raises(ConfigError, match="not screened yet: dapo, dew"):
         script.finalists(runs)
     for _ in range(2):  # the candidates, then the placebo of the best that has one
