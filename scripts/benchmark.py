@@ -286,8 +286,9 @@ def _answer(runs: Runs, replication: str) -> str:
     """The result so far, in a few sentences."""
     rows = {task: found for task in b.STAGES["stage3"].seeds if (found := b.stage_rows("stage3", task, runs))}
     if not rows:
-        first = "**No rule is known to beat DAPO in pass@1 on a language model.** Stage 3, which decides it, was not run yet."
-        return " ".join([first, *_second(b.stage_rows("stage2", "A", runs)), replication])
+        first = "**No rule is known to beat DAPO in pass@1 on a language model.**"
+        second = "Stage 3, which decides it, has not been run."
+        return " ".join([first, second, *_second(b.stage_rows("stage2", "A", runs)), replication])
     parts = []
     for word in ("win", "level", "loss", "open"):
         arms = {task: [row.arm for row in found if row.verdict == word] for task, found in rows.items()}
