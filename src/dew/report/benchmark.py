@@ -86,7 +86,7 @@ STAGES = {
     "stage1": Stage(0, {"A-train": 4, "B-train": 4, "C-train": 4}, {"eval_problems": 192}),
     "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage2": Stage(100, {"A": 8}, {"eval_problems": 192}, random="A"),
-    "stage3": Stage(200, {"A": 16, "B": 8, "C": 8, "D": 8}, {"generations": 60}, random="CD"),
+    "stage3": Stage(200, {"A": 16, "B": 8, "C": 8, "D": 8}, {"generations": 60, "eval_problems": 256}, random="CD"),
 }
 """In order. `start` measures the accuracy before training, with three evaluations at a negligible learning rate."""
 
