@@ -182,9 +182,8 @@ def teams(algorithms: Sequence[Algorithm], group_size: int, tokens: int) -> list
 
 
 def random_rollouts(G: int, T: int) -> list[dict[str, torch.Tensor]]:
-    """Fields of `Rollouts` for two replicas with four groups each, the first of them without signal; once with high and
-    once with low entropy, because some rules weight tokens only at one of them, and lowest in the second replica, so
-    that quantiles and means over both replicas differ from those of each."""
+    """Fields of `Rollouts` for two replicas with four groups each, the first of them without signal: with high entropy,
+    and with a low one that differs between the replicas, because some rules weight tokens only at one of them."""
     random = generator("rollouts", 0)
     mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
     reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
