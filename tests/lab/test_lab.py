@@ -324,7 +324,7 @@ def test_the_same_numbers_again_on_a_gpu():
     ("text", "stacked"),
     [
         ("dapo", True), ("gtpo", True), ("otb", True), ("dew(compare=relative)", True),
-        ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False), ("stare", False),
+        ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False), ("stare", False), ("gepo", False),
         ("gtpo(scope=batch)", False), ("forking_tokens", False), ("dapo(overlong=soft,overlong_buffer=4)", True),
     ],
 )  # fmt: skip
@@ -332,8 +332,9 @@ def test_credit_of_several_runs_is_that_of_each(text, stacked):
     """In one call if the rule treats each group on its own, else in a call for each run."""
     algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), random_rollouts(6, 10)[1]
     team = Team(algorithm, slice(0, 2), 6, 10)
+    assert all(Team(algorithm, slice(0, 2), G, T).stacked == stacked for G, T in ((6, 10), (4, 7), (4, 20), (6, 20)))
     credit = team.credit(given)
-    assert team.stacked == stacked and credit["signal"].tolist() == [[False, True, True, True]] * 2
+    assert credit["signal"].tolist() == [[False, True, True, True]] * 2
     assert not any(credit[name][:, 0].any() for name in ("advantages", "flipped"))
     for i in range(2):
         rollouts = Rollouts(**{field: x[i, 1:] for field, x in given.items()})

@@ -213,14 +213,15 @@ def test_prompts_missing_from_the_file_are_answered_by_the_policy_alone(tmp_path
 
 
 # ── together with other features ──────────────────────────────────────────────────────────────────────────
-@pytest.mark.parametrize(("surrogate", "gradient"), [("clip", 0.0), ("cispo", 0.64)])
-def test_a_wrong_answer_of_the_guide_has_a_bounded_gradient(surrogate, gradient):
-    """π_θ = 0.5, π_φ = 1e-4: the ratio is 5,000. Clipped at 1.28, its loss is 1.28 and nothing flows back; CISPO clips
-    its weight and drops no token."""
-    logp, guides = torch.tensor([[0.5, 0.5]]).log().requires_grad_(), torch.full((1, 2), 1e-4).log().tolist()
-    guide_logp, batch = part([True], guides, logp, advantage=-1.0, surrogate=surrogate)["guide/"]
-    loss, _ = DAPO(surrogate=surrogate).loss(guide_logp, batch, -torch.ones(1, 2), count=2)
-    assert surrogate == "cispo" or loss.item() == pytest.approx(1.28)
+@pytest.mark.parametrize("surrogate", ["clip", "cispo", "geo_mean", "dppo_tv", "dppo_kl"])
+@pytest.mark.parametrize("A", [-1.0, 1.0])
+def test_the_guides_ratio_is_bounded_for_either_sign(surrogate, A):
+    """π_θ = 0.1, π_φ = 2e-5: the ratio is 5,000. Beyond 1.28 nothing flows back; CISPO clips the weight: 1.28 / 2."""
+    logp, guides = torch.tensor([[0.1, 0.1]]).log().requires_grad_(), torch.full((1, 2), 2e-5).log().tolist()
+    guide_logp, batch = part([True], guides, logp, advantage=A, surrogate=surrogate)["guide/"]
+    loss, _ = DAPO(surrogate=surrogate).loss(guide_logp, batch, torch.full((1, 2), A), count=2)
+    assert surrogate != "clip" or loss.item() == pytest.approx(-1.28 * A)
+    gradient = -0.64 * A if surrogate == "cispo" else 0
     assert torch.autograd.grad(loss, logp)[0].tolist() == [[pytest.approx(gradient)] * 2]
 
 

@@ -96,8 +96,7 @@ def w_reinforce_advantages(correct: MaskPG, present: MaskPG | None = None, *, po
     present = check_answers(correct, present)
     if not 0 <= positive < float("inf"):
         raise ConfigError(f"positive={positive}: give a number >= 0; the paper uses 0.1.")
-    A = torch.where(correct, torch.tensor(float(positive), device=correct.device), -1.0)
-    return torch.where(present, A, 0)
+    return torch.where(present, torch.where(correct, float(positive), -1.0), 0)
 
 
 def reinforce_pp_advantages(rewards: PG, mask: MaskPGT, present: MaskPG | None = None) -> PGT:
@@ -110,8 +109,7 @@ def reinforce_pp_advantages(rewards: PG, mask: MaskPGT, present: MaskPG | None =
     present = check_present(rewards, present)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
     mask = check_by_token(mask) & present.unsqueeze(-1)
-    r = torch.where(present, at_least_float32(rewards), 0)
-    centred = torch.where(mask, standardize(r, present, -1, scale=False).unsqueeze(-1), 0)
+    centred = torch.where(mask, grpo_advantages(rewards, present, scale=False).unsqueeze(-1), 0)
     return standardize(centred, mask, tuple(range(mask.ndim)))
 
 

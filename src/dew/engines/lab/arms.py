@@ -182,8 +182,8 @@ def teams(algorithms: Sequence[Algorithm], group_size: int, tokens: int) -> list
 
 
 def random_rollouts(G: int, T: int) -> list[dict[str, torch.Tensor]]:
-    """Fields of `Rollouts` for two replicas with four groups each, the first of them without signal; once with high and
-    once with low entropy, because some rules weight tokens only at one of them."""
+    """Fields of `Rollouts` for two replicas with four groups each, the first of them without signal: with high entropy,
+    and with a low one that differs between the replicas, because some rules weight tokens only at one of them."""
     random = generator("rollouts", 0)
     mask = torch.arange(T) < torch.randint(1, T + 1, (2, 4, G, 1), generator=random)
     reward = (torch.rand(2, 4, G, generator=random) < 0.5).float()
@@ -192,4 +192,5 @@ def random_rollouts(G: int, T: int) -> list[dict[str, torch.Tensor]]:
     logp, entropy, sum_sq = torch.rand(3, 2, 4, G, T, generator=random) * scale
     tokens = torch.randint(0, 4, mask.shape, generator=random)
     found = {"mask": mask, "reward": reward, "logp": logp, "entropy": entropy, "sum_sq": sum_sq, "tokens": tokens}
-    return [found, found | {"entropy": entropy / 10}]
+    lower = torch.tensor([1.0, 0.1]).view(2, 1, 1, 1)
+    return [found, found | {"entropy": entropy / 10 * lower, "logp": logp * lower}]

@@ -191,15 +191,16 @@ class MixedPolicy:
         return columns, {"guide/accuracy": accuracy, "guide/rescued_share": float(alone.float().mean())}
 
     def parts(self, inputs: Columns, logp: Tensor, whole: Part) -> dict[str, tuple[Tensor, Part]]:
-        """Split log-probabilities and rows into the policy's ("") and the guide's ("guide/"). If A < 0, PPO does not
-        clip the guide's ratio, which may be far above 1, so it is limited to 1 + `clip_high` here."""
+        """Split log-probabilities and rows into the policy's ("") and the guide's ("guide/"). The guide's ratio may be
+        far above 1; PPO and GMPO do not bound it if A < 0, nor DPPO at all, so it is limited to 1 + `clip_high`."""
         guided, weight = inputs["guided"][:, None], inputs["row_weight"][:, None]
         unknown = inputs["guide_logps"].isnan()
         old = torch.where(unknown, 0, inputs["guide_logps"])
         guide_logp = torch.where(unknown, logp - (logp.exp() + UNSCORED).log(), logp)
-        if self._trainer.algorithm.surrogate == "clip":  # other surrogates bound it for both signs
+        if (surrogate := self._trainer.algorithm.surrogate) not in ("cispo", "sapo"):
             most = old + math.log1p(self._trainer.algorithm.clip_high)
-            guide_logp = torch.where(inputs["advantages"] < 0, torch.minimum(guide_logp, most), guide_logp)
+            unbounded = (inputs["advantages"] < 0) | surrogate.startswith("dppo")
+            guide_logp = torch.where(unbounded, torch.minimum(guide_logp, most), guide_logp)
         guides = replace(whole, mask=whole.mask & guided, old_logp=old, weight=weight, penalty=None)
         own_weight = weight if whole.weight is None else whole.weight * weight
         own = replace(whole, mask=whole.mask & ~guided, weight=own_weight)
