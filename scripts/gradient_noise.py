@@ -118,12 +118,12 @@ def gradients(
         take = torch.arange(len(live), device=live.device)[:, None]
         lengths = live.sum(-1)[take, order[:, :most]]
         prompts = problems.prompt[take, order[:, :most] // s.group_size]
-        for part in policies.passes(prompts, lengths):
+        for part, asked in policies.passes(prompts, lengths):
             rows = order[:, :most][:, part]
             if not rows.numel():  # no group of this half has signal, in any batch
                 continue
             token, old, mask = (x[take, rows] for x in (answers.tokens, answers.logp, live))
-            logp, entropy = policies.score(prompts[:, part], token, mask, entropy=True)
+            logp, entropy = policies.score(asked, token, mask, entropy=True)
             given = {"mask": mask, "old_logp": old}
             if team.algorithm.needs_entropy == "current":
                 given["entropy"] = entropy

@@ -175,7 +175,8 @@ def test_the_loss_and_its_gradient_are_those_of_the_trainer(algorithm, tmp_path)
         layer.b.data.copy_(b[None])
     tokens, mask = batch["completion_ids"][None], batch["completion_mask"].bool()[None]
     problems = torch.arange(len(prompts)).view(1, -1, 1)
-    logp, entropy = policies.score(problems, tokens, mask)
+    ((_, rows),) = policies.passes(problems, mask.sum(-1))
+    logp, entropy = policies.score(rows, tokens, mask)
     share = trainer.current_gradient_accumulation_steps / trainer.args.steps_per_generation
     part, count = loss_part(batch, logp[0], entropy[0]), batch["divisor"] * share
     loss = trainer.algorithm.loss(logp[0], part, batch["advantages"], count=count)[0]
@@ -458,14 +459,15 @@ def test_on_a_gpu_the_kernels_train_as_plain_pytorch_does(family):
     for run, tolerance in ((exact, 1e-4), (rough, 0.05)):
         given = [x.cuda() for x in (problems, answers.tokens, answers.mask)]
         prompts = given[0].repeat_interleave(4, 1)
-        logp, entropy = run.policies.score(prompts, given[1], given[2])
+        ((_, rows),) = run.policies.passes(prompts, given[2].sum(-1))
+        logp, entropy = run.policies.score(rows, given[1], given[2])
         live = answers.mask
         near = [(x.cpu() - y)[live].abs().max() for x, y in ((logp, answers.logp), (entropy, answers.entropy))]
         assert max(near) < (1e-3 if run is exact else 0.2)
         fresh = stack(["dapo", "gtpo"], [1, 2], family)
         for x in (run, fresh):
-            p, t, m = (z.to(x.policies.device) for z in (prompts, given[1], given[2]))
-            x.policies.adam.backward(x.policies.score(p, t, m)[0].square().sum())
+            tokens, mask = (z.to(x.policies.device) for z in given[1:])
+            x.policies.adam.backward(x.policies.score(rows, tokens, mask)[0].square().sum())
         for name, x in run.policies.parameters.items():
             expected = fresh.policies.parameters[name].grad
             error = (x.grad.cpu() - expected).norm() / expected.norm().clamp_min(1e-6)

@@ -9,7 +9,7 @@ import inspect
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -38,6 +38,8 @@ PACKED = "dew_packed"
 """The name under which `packed_attention` is registered with transformers."""
 HAS_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters  # else always enabled
 BETAS = (0.9, 0.999)
+Asked = Sequence[Sequence[tuple[int, int]]]
+"""The problem and the length of the answer of each of (R, b) rows."""
 AT_ONCE = 1024
 """Minimum number of answers sampled at a time: a step with fewer rows hardly takes less time."""
 PASS_SHARE = 0.5
@@ -187,45 +189,47 @@ class LoraPolicies:
         logp, entropy, *squares = (torch.where(mask, x, 0) for x in signals)
         return Answers(torch.where(mask, tokens, -1), logp, entropy, mask, *squares)
 
-    def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
-        """Split the (R, b) rows of an optimizer step by columns, `pass_tokens` tokens or at least one column a pass."""
-        numbers = problems[..., 0].tolist()
-        prompts = torch.tensor([[len(self.prompts[i]) for i in row] for row in numbers], device=lengths.device)
-        columns = torch.where(lengths > 0, prompts + lengths, 0).sum(0).tolist()
-        found, first, size = [], 0, 0
-        for i, tokens in enumerate(columns):
-            if size and size + tokens > self.pass_tokens:
-                found.append(slice(first, i))
+    def passes(self, problems: Tensor, lengths: Tensor) -> Iterator[tuple[slice, Asked]]:
+        """Split the (R, b) rows of an optimizer step by columns, `pass_tokens` tokens or at least one column a pass.
+
+        Yield the columns of a pass with what `score` has to know of them: if each pass asked the GPU for that, Python
+        could not work ahead of it.
+        """
+        numbers, sizes = torch.stack([problems[..., 0], lengths]).tolist()
+        rows = [list(zip(*row, strict=True)) for row in zip(numbers, sizes, strict=True)]
+        columns = [sum(len(self.prompts[i]) + n for i, n in column if n) for column in zip(*rows, strict=True)]
+        first, size = 0, 0
+        for i, tokens in enumerate([*columns, math.inf]):
+            if (size and size + tokens > self.pass_tokens) or i == len(columns):
+                yield slice(first, i), [row[first:i] for row in rows]
                 first, size = i, 0
             size += tokens
-        return [*found, slice(first, len(columns))]
 
-    def score(self, problems: Tensor, tokens: Tensor, mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    def score(self, asked: Asked, tokens: Tensor, mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
         """(R, b, T) log π of the tokens where the mask is True, else 0; and the entropies, without gradient."""
-        (R, b, T), device = tokens.shape, self.device
-        numbers, lengths = torch.stack([problems[..., 0], mask.sum(-1)]).flatten(1).tolist()  # the only synchronisation
-        texts = {i: self.prompts[i] for i in numbers}
+        (R, b, T), given = tokens.shape, [pair for row in asked for pair in row]
+        texts = {i: self.prompts[i] for i, _ in given}
         first = dict(zip(texts, accumulate(map(len, texts.values()), initial=0), strict=False))
-        text = torch.tensor([token for ids in texts.values() for token in ids], device=device)
+        text = self._copied([token for ids in texts.values() for token in ids])
         # The last token is not an input.
-        sizes = [len(texts[i]) + n - 1 if n else 0 for i, n in zip(numbers, lengths, strict=True)]
+        sizes = [len(texts[i]) + n - 1 if n else 0 for i, n in given]
         total, longest = sum(sizes), max(sizes)
-        rows = [(first[i], len(texts[i]), n, size) for i, n, size in zip(numbers, lengths, sizes, strict=True)]
-        begin, prompt, answer, size = torch.tensor(rows, device=device).T
+        rows = [(first[i], len(texts[i]), n, size) for (i, n), size in zip(given, sizes, strict=True)]
+        begin, prompt, answer, size = self._copied(rows).T
         bounds = F.pad(size.cumsum(0), (1, 0))
         row, place = _runs(size, total)
         later = (place - prompt[row]).clamp_min(0)
         read = text[(begin[row] + place).clamp_max(len(text) - 1)]
         ids = torch.where(place < prompt[row], read, tokens.flatten(0, 1)[row, later])
         self.rows.count(size.view(R, b).sum(1), total)
-        starts = torch.tensor([0, *accumulate(filter(None, sizes))], dtype=torch.int32, device=device)
+        starts = self._copied([0, *accumulate(filter(None, sizes))]).int()
         attention = (self.base.model.config.get_text_config(), "_attn_implementation_internal", PACKED)
         with replaced([*self.parts, attention]):
             hidden = self.base.model.base_model(
                 input_ids=ids[None], position_ids=place[None], use_cache=False,
                 cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=longest, max_length_k=longest,
             ).last_hidden_state[0]  # fmt: skip
-        row, place = _runs(answer, sum(lengths))
+        row, place = _runs(answer, sum(n for _, n in given))
         where, after = row * T + place, bounds[row] + prompt[row] - 1 + place
         head, target = self.base.head, tokens.flatten()[where]
         how: dict[str, Any] = {"bias": head.bias, "temperature": head.temperature, "softcap": head.softcap}
@@ -234,10 +238,14 @@ class LoraPolicies:
         return logp, entropy
 
     @torch.no_grad()
-    def score_start(self, problems: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    def score_start(self, asked: Asked, tokens: Tensor, mask: Tensor) -> Tensor:
         """(R, b, T) log π₀ of the tokens: π₀ is the model without adapters, from which all runs start."""
         with replaced([(some, "scale", 0.0) for some in self.joined]):
-            return self.score(problems, tokens, mask)[0]
+            return self.score(asked, tokens, mask)[0]
+
+    def _copied(self, values: Sequence[Any]) -> Tensor:
+        """A tensor on the device. From pinned memory it is copied without waiting for the device."""
+        return torch.tensor(values, pin_memory=self.device.type == "cuda").to(self.device, non_blocking=True)
 
     def save(self, replica: int, folder: Path) -> None:
         """Write a replica's adapter in PEFT's format."""

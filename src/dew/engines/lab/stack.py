@@ -100,6 +100,7 @@ class Stack:
     ) -> tuple[Tensor, Tensor]:
         """Take the optimizer steps of a generation. Return (R,) mean gradient norms, and (R,) mean differences between
         the log-probabilities of sampling and of the first step. `credits` has an entry per team."""
+        policies: Any = self.policies
         steps, G = self.settings.optimizer_steps, self.settings.group_size
         trains = live.any(-1)
         order = (noise + ~trains).argsort(1)  # rows that train come first; step i takes every steps-th of them
@@ -110,11 +111,11 @@ class Stack:
         drift, compared = torch.zeros(2, len(self.replicas), device=live.device)
         for i in range(min(steps, most)):
             step = order[:, i:most:steps]
-            for part in self.policies.passes(_take(problems.prompt, step // G), tokens[:, i:most:steps]):
+            prompts = _take(problems.prompt, step // G)
+            for part, asked in policies.passes(prompts, tokens[:, i:most:steps]):
                 rows = step[:, part]
                 token, old, mask = (_take(x, rows)[..., :longest] for x in (answers.tokens, answers.logp, live))
-                prompt = _take(problems.prompt, rows // G)
-                logp, entropy = self.policies.score(prompt, token, mask, entropy=self.needs_entropy)
+                logp, entropy = policies.score(asked, token, mask, entropy=self.needs_entropy)
                 if not i:
                     drift += ((logp.detach() - old).abs() * mask).sum((1, 2))
                     compared += mask.sum((1, 2))
@@ -127,8 +128,8 @@ class Stack:
                     trained = {name: x.flatten(1, 2) for name, x in credit.items() if name in TRAINED}
                     given |= {name: _take(x, rows[at])[..., :longest] for name, x in trained.items()}
                     total = total + team.loss(logp[at], given, given.pop("advantages"), divisors[at]).sum()
-                self.policies.adam.backward(total)
-            norms.append(self.policies.adam.step())
+                policies.adam.backward(total)
+            norms.append(policies.adam.step())
         norm = torch.stack(norms).mean(0) if norms else torch.zeros(len(self.replicas), device=live.device)
         return norm, drift / compared.clamp_min(1)
 
@@ -139,8 +140,8 @@ class Stack:
         prompts, tokens = problems.prompt[:, some // self.settings.group_size], answers.tokens[:, some]
         logp, mask = answers.logp[:, some], answers.mask[:, some]
         total = torch.zeros(len(self.replicas), device=mask.device)
-        for part in policies.passes(prompts, mask.sum(-1)):
-            start = policies.score_start(prompts[:, part], tokens[:, part], mask[:, part])
+        for part, asked in policies.passes(prompts, mask.sum(-1)):
+            start = policies.score_start(asked, tokens[:, part], mask[:, part])
             total += ((logp[:, part] - start) * mask[:, part]).sum((1, 2))
         return total / mask.sum((1, 2))
 

@@ -154,9 +154,9 @@ class TinyPolicies:
     def sample(self, problems: Tensor, uniforms: Tensor) -> Answers:
         return sample(self.parameters, problems, uniforms)
 
-    def passes(self, problems: Tensor, lengths: Tensor) -> list[slice]:
-        """Slices of the rows of an optimizer step that are scored one after the other."""
-        return [slice(None)]
+    def passes(self, problems: Tensor, lengths: Tensor) -> list[tuple[slice, Tensor]]:
+        """The rows of an optimizer step that are scored one after the other, each with the problems for `score`."""
+        return [(slice(None), problems)]
 
     def score(
         self, problems: Tensor, tokens: Tensor, mask: Tensor, *, entropy: bool = False
