@@ -326,24 +326,28 @@ def test_the_same_numbers_again_on_a_gpu():
         ("dapo", True), ("gtpo", True), ("otb", True), ("dew(compare=relative)", True),
         ("reinforce_pp", False), ("kl_cov", False), ("clip_cov", False), ("stare", False), ("gepo", False),
         ("gtpo(scope=batch)", False), ("forking_tokens", False), ("dapo(overlong=soft,overlong_buffer=4)", True),
+        ("w_reinforce", True), ("w_reinforce(dynamic_sampling=true)", True),
     ],
 )  # fmt: skip
 def test_credit_of_several_runs_is_that_of_each(text, stacked):
-    """In one call if the rule treats each group on its own, else in a call for each run."""
+    """In one call if the rule treats each group on its own, else in a call for each run. As in an engine, a group with
+    a single outcome, here the first, trains if it has credit and dynamic sampling does not drop it."""
     algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), random_rollouts(6, 10)[1]
     team = Team(algorithm, slice(0, 2), 6, 10)
     assert all(Team(algorithm, slice(0, 2), G, T).stacked == stacked for G, T in ((6, 10), (4, 7), (4, 20), (6, 20)))
     credit = team.credit(given)
-    assert credit["signal"].tolist() == [[False, True, True, True]] * 2
-    assert not any(credit[name][:, 0].any() for name in ("advantages", "flipped"))
+    dropped = int(algorithm.dynamic_sampling)
+    assert credit["signal"][:, 1:].all() and not credit["flipped"][:, 0].any()
+    assert torch.equal(credit["signal"][:, 0], credit["advantages"][:, 0].flatten(1).any(1))
+    assert credit["signal"][:, 0].all() == (text in ("reinforce_pp", "w_reinforce"))
     for i in range(2):
-        rollouts = Rollouts(**{field: x[i, 1:] for field, x in given.items()})
+        rollouts = Rollouts(**{field: x[i, dropped:] for field, x in given.items()})
         own = {"advantages": algorithm.advantages(rollouts)}
         total = rollouts.reward + algorithm.extra(rollouts)
         above = torch.sign((total - total.mean(-1, keepdim=True)).round(decimals=5))[..., None]
         own["flipped"] = (own["advantages"] * above < 0).float()
         for name, x in own.items():
-            torch.testing.assert_close(credit[name][i, 1:], x, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(credit[name][i, dropped:], x, rtol=1e-4, atol=1e-5)
 
 
 # ── arms ────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -124,25 +124,28 @@ class Team:
         return all(torch.allclose(together[name], x, rtol=1e-4, atol=1e-5) for name, x in alone.items())
 
     def credit(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Signal (r, P), and (r, P, G, T) fields of `Credit`, which are 0 in groups without signal: they do not train.
+        """The groups that train as "signal", (r, P), and (r, P, G, T) fields of `Credit`, which are 0 in the others.
 
-        `given`: the fields of `Rollouts` with a leading axis of r replicas.
+        Groups without signal train if the rule gives them credit and does not have dynamic sampling, which would drop
+        them. `given`: the fields of `Rollouts` with a leading axis of r replicas.
         """
         given = {name: given[name] for name in ("mask", "reward", *self.algorithm.signals)}  # as in an engine
         runs, mask = given["mask"].shape[:2], given["mask"].flatten(0, 1)
         given = {name: x.flatten(0, 1) for name, x in given.items()}
         signal = self.algorithm.signal(Rollouts(**given))
+        allowed = signal | (not self.algorithm.dynamic_sampling)
         parts: list[Any] = [slice(None)]
-        if not self.stacked:  # as in an engine, which passes only the groups with signal of one run
+        if not self.stacked:  # as in an engine, which passes the groups of one run
             every = torch.arange(len(mask), device=mask.device).view(runs)
-            parts = [groups[keep] for groups, keep in zip(every, signal.view(runs), strict=True) if keep.any()]
+            parts = [groups[keep] for groups, keep in zip(every, allowed.view(runs), strict=True) if keep.any()]
         names = ["advantages", "flipped", *["penalty"] * self.algorithm.penalises]
         found = {name: torch.zeros(mask.shape, device=mask.device) for name in names}
         for part in parts:
             credit = give_credit(self.algorithm, Rollouts(**{name: x[part] for name, x in given.items()}))
             for name, x in found.items():
                 x[part] = getattr(credit, name).to(torch.float32)
-        found = {name: torch.where(signal[:, None, None], x, 0) for name, x in found.items()}
+        found = {name: torch.where(allowed[:, None, None], x, 0) for name, x in found.items()}
+        signal = signal | found["advantages"].flatten(1).any(1)
         if not all(found[name].isfinite().all() for name in TRAINED if name in found):
             what = f"{self.algorithm.name}: some advantages or penalties are NaN or infinite."
             raise ShapeError(Problem(what, remedy=DIVISION))
