@@ -157,6 +157,12 @@ def test_a_look_before_the_end_spends_its_own_alpha(small):
     assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
 
 
+def test_earlier_runs_at_other_rates_are_left_out(monkeypatch):
+    found = [b.Result("dapo", 0, {}, "gsm8k", rate) for rate in (2e-5, 4e-5)]
+    monkeypatch.setattr(b, "study", lambda *_, **__: found)
+    assert b.train("stage2", "A", ["dapo@4e-05"], Path()) == found[1:]
+
+
 def test_runs_are_archived_once_and_read_again(small, tmp_path):
     work, data = tmp_path / "work", tmp_path / "data"
     runs = plant(work, "replication", "A", gain, only=["dapo"])

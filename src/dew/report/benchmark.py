@@ -92,12 +92,16 @@ STAGES = {
 
 
 def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: Any) -> list[Result]:
-    """Train arms on a task with the settings of a stage. `changed` overrides arguments of `study`."""
+    """Train arms on a task with the settings of a stage, and return their runs, without others in the folder.
+    `changed` overrides arguments of `study`."""
     of, where = STAGES[stage], TASKS[task]
     how: dict[str, Any] = {"model": where.model, "tasks": [where.name], "task_settings": where.settings}
     how |= {"seeds": of.seeds[task], "first_seed": of.first_seed}
     settings = LoraSettings(**{"max_new_tokens": where.max_new_tokens, **SETTINGS, **of.settings})
-    return study(arms, output=output, **{"settings": settings, **how, **changed})
+    found = study(arms, output=output, **{"settings": settings, **how, **changed})
+    chosen = parse_arms(arms, changed.get("learning_rates", RATES), controls=changed.get("controls", False))
+    points = {(arm.label, arm.learning_rate) for arm in chosen}
+    return [r for r in found if (r.arm, r.learning_rate) in points]
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
