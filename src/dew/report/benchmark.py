@@ -236,8 +236,8 @@ def table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         first, *others = (row.than_baseline.get(score) for score in SCORES)
-        means = {x: fmean(values) for x in row.runs[0].scores if (values := [r.scores.get(x, 0) for r in row.runs])}
         shown = {"pass@1": ".3f", "entropy": ".3f", "length": ".0f", "truncated": ".3f", "kl": ".4f"}
+        means = {x: fmean(r.scores[x] for r in row.runs) for x in shown if all(x in r.scores for r in row.runs)}
         score = {name: f"{means[name]:{how}}" if name in means else "" for name, how in shown.items()}
         cells = [row.arm, f"{row.runs[0].learning_rate:g}", str(len(row.runs)), score["pass@1"]]
         for d in (first, row.than_placebo):

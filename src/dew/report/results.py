@@ -154,6 +154,7 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
     steps = max(map(_steps, runs))
     of = max((n for run in runs if isinstance(n := run.facts.get("steps"), int)), default=steps)
     budget = f"{steps} of {of} steps" if steps < of else f"{steps} step{'s' * (steps != 1)}" if steps else ""
+    data = Path(data).name if data.startswith(("/", "~")) else data
     about = " on ".join(text for text in (Path(model).name, data) if text)
     about = ", ".join(text for text in (about, budget) if text)
     by_name = {row["name"]: row for row in reversed(rows) if any(x is not None for x in row["after"])}
