@@ -234,14 +234,12 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
 
 
 def _lengths(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
-    steps = [{_steps(runs[i]) for a in both for i in a["runs"]} for both in _compared(arms)]
-    if all(len(of) == 1 for of in steps):
-        return []
-    low, high = min(map(min, steps)), max(map(max, steps))
+    steps = [{_steps(runs[i]) for arm in pair for i in arm["runs"]} for pair in _compared(arms)]
+    low, high = (end((end(of) for of in steps if len(of) > 1), default=0) for end in (min, max))
     text = (
         f"The runs have different lengths, {low} to {high} steps: means over training are paired at equal lengths only."
     )
-    return [{"kind": "verdict", "text": text, "link": "#curves"}]
+    return [{"kind": "verdict", "text": text, "link": "#curves"}] if low < high else []
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
