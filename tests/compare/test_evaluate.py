@@ -74,6 +74,12 @@ def test_different_problems_are_not_compared():
         compare_scores(scores_of([[RIGHT]]), replace(scores_of([[RIGHT]]), task="other", problems=[other_gold]))
 
 
+def test_a_repeated_problem_is_paired_as_often_as_it_counts():
+    one, other = (replace(s, problems=s.problems * 2) for s in (scores_of([[RIGHT]]), scores_of([[WRONG]])))
+    other.problems[1] = one.problems[0]
+    assert compare_scores(one, other)["pass@1"].value == one["pass@1"].value - other["pass@1"].value == 0.5
+
+
 def test_answers_that_were_scored_differently_are_not_compared(tmp_path):
     old, kept = scores_of([[RIGHT], [WRONG]]), tmp_path / "kept.json"
     replace(old, scored_by="rewards.score > 0.5").write(kept)

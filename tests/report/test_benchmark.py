@@ -13,6 +13,7 @@ from scripts import benchmark as script
 
 from dew.algorithms import DAPO, get_algorithm
 from dew.compare.grid import Cell, open_grid
+from dew.engines.lab import markdown
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.study import write_run
 from dew.errors import ConfigError
@@ -36,13 +37,8 @@ def small(monkeypatch):
     """Fewer rules and seeds."""
     monkeypatch.setattr(b, "ARMS", ARMS)
     monkeypatch.setattr(b, "CANDIDATES", (RELATIVE, "fipo", "stare"))
-    seeds = {
-        "start": {"A-train": 1, "C-train": 1},
-        "replication": {"A": 5},
-        "stage1": {"A-train": 2, "C-train": 2},
-        "stage2": {"A": 5},
-    }
-    seeds |= {"screen": {"A-train": 5}, "stage3": {"A": 14, "C": 8}}
+    seeds = {"start": {"A-train": 1, "C-train": 1}, "replication": {"A": 5}, "stage1": {"A-train": 2, "C-train": 2}}
+    seeds |= {"stage2": {"A": 5}, "screen": {"A-train": 5}, "stage3": {"A": 14, "C": 8}}
     monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
 
 
@@ -100,8 +96,8 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     placebo = b.companions(RELATIVE)[1]
     assert {r.arm for r in runs["screen-A-train"]} == {"dapo", *b.CANDIDATES, placebo}
     assert script.screened(runs) == {"fipo": 8e-5, RELATIVE: pytest.approx(6e-5, abs=2.1e-5)}
-    others = ["maxrl", "kl_cov", "sapo", "fipo", RELATIVE]
-    assert script.finalists(runs) == ["dapo", "grpo", "dew", "gtpo", "grpo_s", *others]
+    assert script.finalists(runs)[:5] == ["dapo", "grpo", "dew", "gtpo", "grpo_s"]
+    assert script.finalists(runs)[5:] == ["maxrl", "kl_cov", "sapo", "fipo", RELATIVE]
     points = dict(script.points("stage3", "A", runs))
     assert points.keys() - set(script.finalists(runs)) == {*b.companions("dew"), *b.companions("gtpo")}
     assert points["dew(placebo=True)"] == 1.6e-4 and points["fipo"] == 8e-5
@@ -158,6 +154,18 @@ def test_a_look_before_the_end_spends_its_own_alpha(small):
     assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
 
 
+def test_a_score_that_is_not_finite_in_a_run_has_no_mean():
+    scores = ({"area": 0.5, "entropy": 0.5, "length": 9, "flipped": 0}, {"area": 0.5, "length": 9, "flipped": 0})
+    runs = [b.Result("dapo", seed, of, "t", 1e-5) for seed, of in enumerate(scores)]
+    assert "|  |  | 9 |" in b.table(b.compare(runs, {})) and "| 0.500 |  | 9.000 |" in markdown(runs)
+
+
+def test_earlier_runs_at_other_rates_are_left_out(monkeypatch):
+    found = [b.Result("dapo", 0, {}, "gsm8k", rate) for rate in (2e-5, 4e-5)]
+    monkeypatch.setattr(b, "study", lambda *_, **__: found)
+    assert b.train("stage2", "A", ["dapo@4e-05"], Path()) == found[1:]
+
+
 def test_runs_are_archived_once_and_read_again(small, tmp_path):
     work, data = tmp_path / "work", tmp_path / "data"
     runs = plant(work, "replication", "A", gain, only=["dapo"])
@@ -168,9 +176,7 @@ def test_runs_are_archived_once_and_read_again(small, tmp_path):
     runs = plant(work, "replication", "A", gain)
     assert [path.name for path in script.pack(work, data)] == ["002.jsonl.gz"]
     again = b.read(data, tmp_path / "other")
-    assert [(r.arm, r.seed, r.scores) for r in again["replication-A"]] == [
-        (r.arm, r.seed, r.scores) for r in runs["replication-A"]
-    ]
+    assert len({str([(r.arm, r.seed, r.scores) for r in of["replication-A"]]) for of in (again, runs)}) == 1
     assert not script.missing("replication", "A", again) and not list((tmp_path / "other").rglob("adapter*"))
 
 

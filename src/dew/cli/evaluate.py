@@ -98,7 +98,7 @@ def _plan(
 
     Defaults come from the file to compare with (`like`), or from the runs.
     """
-    from dew.compare.scores import check_comparable, judge_name, problem_key
+    from dew.compare.scores import check_comparable, judge_name, problem_keys
 
     runs = {name: _run_of(name) for name in models}
     run = _run_on(task, runs)
@@ -120,7 +120,8 @@ def _plan(
     sampling = {"max_new_tokens": length, **(asdict(like.sampling) if like else {}), **sampling}
     if like is not None:
         problems = len(like.problems) if problems is None else problems
-        keys = [problem_key(row["prompt"], row.get("answer")) for row in source.rows(problems, split="held_out")]
+        rows = source.rows(problems, split="held_out")
+        keys = problem_keys((row["prompt"], row.get("answer")) for row in rows)
         check_comparable(like, source.name, judge_name(judge, threshold), keys)
     left_out = like is None and all(_same_task(chosen, run.task) for run in runs.values())
     return left_out, {"problems": source, "verifier": judge, "n_problems": problems, "threshold": threshold, **sampling}
@@ -197,8 +198,10 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
         print_json({**both, "differences": found} if differences else both["model"])
         return
     kind = "held-out problems" if held_out else "problems"
-    out.print(f"{first.task}: {len(first.problems)} {kind}, {first.k} answers each, 95% intervals by problem\n")
-    rows = [[name, *(str(score.scores.get(name, "")) for score in scores)] for name in first.scores]
+    k = " and ".join(dict.fromkeys(str(score.k) for score in scores))
+    out.print(f"{first.task}: {len(first.problems)} {kind}, {k} answers each, 95% intervals by problem\n")
+    every = dict.fromkeys(name for score in scores for name in score.scores)
+    rows = [[name, *(str(score.scores.get(name, "")) for score in scores)] for name in every]
     if differences:
         rows = [[*row, signed(differences[row[0]]) if row[0] in differences else ""] for row in rows]
     show_markdown(markdown_table(["score", *names, *["second − first, paired"] * bool(differences)], rows))

@@ -147,7 +147,8 @@ class Scores:
 
     @cached_property
     def by_problem(self) -> dict[str, ScoredProblem]:
-        return {problem_key(p.prompt, p.gold): p for p in self.problems}
+        keys = problem_keys((p.prompt, p.gold) for p in self.problems)
+        return dict(zip(keys, self.problems, strict=True))
 
     @cached_property
     def scores(self) -> dict[str, Interval]:
@@ -215,12 +216,17 @@ class Scores:
             raise ConfigError(Problem(f"{path}: not a file that `dew eval --keep` wrote.", remedy=remedy)) from None
 
 
-def problem_key(prompt: Any, gold: Any) -> str:
-    return json.dumps([prompt, gold])
+def problem_keys(problems: Iterable[tuple[Any, Any]]) -> list[str]:
+    """A key for each (prompt, gold answer); repeated problems are numbered."""
+    keys, seen = [], Counter[str]()
+    for text in map(json.dumps, problems):
+        seen[text] += 1
+        keys.append(f"{seen[text]} {text}")
+    return keys
 
 
 def check_comparable(a: Scores, task: str, scored_by: str | None, problems: Iterable[str]) -> None:
-    """Raise if `a` cannot be compared with scores by `scored_by` on these `problems` (keys of `problem_key`)."""
+    """Raise if `a` cannot be compared with scores by `scored_by` on these `problems` (`problem_keys`)."""
     if None not in (a.scored_by, scored_by) and a.scored_by != scored_by:
         what = f"The answers are not scored by the same reward or verifier: {a.scored_by} and {scored_by}."
         raise ConfigError(Problem(what, remedy="Evaluate both with the same --reward and threshold."))

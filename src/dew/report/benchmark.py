@@ -92,12 +92,16 @@ STAGES = {
 
 
 def train(stage: str, task: str, arms: Sequence[str], output: Path, **changed: Any) -> list[Result]:
-    """Train arms on a task with the settings of a stage. `changed` overrides arguments of `study`."""
+    """Train arms on a task with the settings of a stage, and return their runs, without others in the folder.
+    `changed` overrides arguments of `study`."""
     of, where = STAGES[stage], TASKS[task]
     how: dict[str, Any] = {"model": where.model, "tasks": [where.name], "task_settings": where.settings}
     how |= {"seeds": of.seeds[task], "first_seed": of.first_seed}
     settings = LoraSettings(**{"max_new_tokens": where.max_new_tokens, **SETTINGS, **of.settings})
-    return study(arms, output=output, **{"settings": settings, **how, **changed})
+    found = study(arms, output=output, **{"settings": settings, **how, **changed})
+    chosen = parse_arms(arms, changed.get("learning_rates", RATES), controls=changed.get("controls", False))
+    points = {(arm.label, arm.learning_rate) for arm in chosen}
+    return [r for r in found if (r.arm, r.learning_rate) in points]
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -232,8 +236,8 @@ def table(rows: Sequence[Row]) -> str:
     lines = []
     for row in rows:
         first, *others = (row.than_baseline.get(score) for score in SCORES)
-        means = {x: fmean(values) for x in row.runs[0].scores if (values := [r.scores.get(x, 0) for r in row.runs])}
         shown = {"pass@1": ".3f", "entropy": ".3f", "length": ".0f", "truncated": ".3f", "kl": ".4f"}
+        means = {x: fmean(r.scores[x] for r in row.runs) for x in shown if all(x in r.scores for r in row.runs)}
         score = {name: f"{means[name]:{how}}" if name in means else "" for name, how in shown.items()}
         cells = [row.arm, f"{row.runs[0].learning_rate:g}", str(len(row.runs)), score["pass@1"]]
         for d in (first, row.than_placebo):

@@ -3,7 +3,8 @@
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -233,7 +234,8 @@ _SHORT.maxlevel, _SHORT.maxlist = 3, 20
 def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
     """Return the arms and the settings that differ.
 
-    An arm is {label, runs (indices), algorithm, data, learning_rate}, a setting {name, values (one per run)}.
+    An arm is {label, runs (indices), algorithm, data, learning_rate, baseline (index of the arm to compare with, or its
+    own)}, a setting {name, values (one per run)}.
     """
     pairs = [_settings(run) for run in runs]
     known = [settings for settings, _ in pairs]
@@ -265,13 +267,26 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
         others = [known[i] for i, *_ in members.values() if i != first and called[i] == name]
         apart = [n for n in compared if any(x.get(n) != mine.get(n) for x in others)]
         apart = [n for n in apart if not (rate and n == "learning_rate")]
+        apart = list({tuple(x.get(n) for x in known): n for n in apart}.values())  # one of equal settings
         return " ".join([name + rate, *(f"{n.rsplit('.', 1)[-1]}={mine.get(n, '–')}" for n in apart[:3])])
 
-    arms = [
+    arms: list[Json] = [
         {"label": label(i), "runs": [i, *more], "algorithm": called[i]}
         | {name: known[i].get(name) for name in ("data", "learning_rate")}
         for i, *more in members.values()
     ]
+
+    def alike(arm: Json) -> list[str | None]:
+        return [known[arm["runs"][0]].get(name) for name in ("model", "learning_rate")]
+
+    def baseline(arm: Json) -> int:
+        """Return the arm of the first one's algorithm on the same data whose model and learning rate are most alike."""
+        same = [a for a in arms if a["data"] == arm["data"]]
+        earlier = takewhile(lambda a: a is not arm, (a for a in same if a["algorithm"] == same[0]["algorithm"]))
+        return arms.index(max(earlier, key=lambda a: list(map(eq, alike(a), alike(arm))), default=arm))
+
+    for arm in arms:
+        arm["baseline"] = baseline(arm)
     return arms, [{"name": n, "values": [settings.get(n) for settings in known]} for n in names if n != "output_dir"]
 
 

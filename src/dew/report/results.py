@@ -54,15 +54,16 @@ def _area_row(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
 
 
 def _score_rows(runs: Sequence[Run]) -> list[Json]:
-    found: dict[tuple[str, str], Json] = {}
+    found: dict[tuple[str, ...], Json] = {}
     for i, run in enumerate(runs):
         for entry in run.scores:
             scores = entry.get("scores")
             scores = scores if isinstance(scores, dict) else {}
             for name in _shown(scores):
-                row = found.setdefault((str(entry.get("task")), name), _row(runs, name, ""))
-                row["task"], when = str(entry.get("task")), "before" if entry.get("when") == "before" else "after"
                 scored = f"{entry.get('n_problems')} problems × {entry.get('k')} answers"
+                key = (str(entry.get("task")), scored, str(entry.get("scored_by")), name)  # else not comparable
+                row = found.setdefault(key, _row(runs, name, ""))
+                row["task"], when = str(entry.get("task")), "before" if entry.get("when") == "before" else "after"
                 row["note"] = f"{entry.get('task')}: {TITLES.get(name, scored)}"
                 score = scores[name] if isinstance(scores[name], dict) else {}
                 row[when][i] = _number(score.get("value"))
@@ -114,37 +115,46 @@ def _number(x: Any) -> float | None:
 
 
 def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[Difference]:
-    """Return differences from the first arm, paired by seed if both have several, or by problem if each has one run."""
+    """Return differences between arms, paired by seed if both have several, or by problem if each has one run."""
     found = []
-    for arm in arms:
-        reference = _reference(arms, arm)
-        if reference is arm:
-            continue
-        names = {"arm": arm["label"], "baseline": reference["label"]}
-        seeds = {i: str(run.facts.get("seed", i)) for i, run in enumerate(runs)}
-        both = [{seeds[i]: x for i in a["runs"] if (x := row["after"][i]) is not None} for a in (arm, reference)]
+    for pair in _compared(arms):
+        names = dict(zip(("arm", "baseline"), (arm["label"] for arm in pair), strict=True))
+        both = [_by_seed(runs, arm, row) for arm in pair]
         if len(both[0].keys() & both[1].keys()) > 1:
             found.append(paired(*both, score=row["name"], task=row.get("task", ""), **names))
-        elif "task" in row and len(reference["runs"]) == len(arm["runs"]) == 1:
-            one, other = (answers_of(runs[a["runs"][0]].folder) for a in (arm, reference))
+        elif "task" in row and all(row["after"][a["runs"][0]] is not None and len(a["runs"]) == 1 for a in pair):
+            one, other = (answers_of(runs[arm["runs"][0]].folder) for arm in pair)
             found.append(by_problem(one, other, row["name"], **names))
     return corrected(d for d in found if d is not None)
 
 
-def _reference(arms: Sequence[Json], arm: Json) -> Json:
-    """Return the first arm with the same data, at the arm's learning rate if it was trained at it."""
-    same = [a for a in arms if a["data"] == arm["data"]]
-    rate = [a for a in same if a["learning_rate"] == arm["learning_rate"] and a["algorithm"] == same[0]["algorithm"]]
-    return rate[0] if rate and rate[0] is not arm else same[0]
+def _compared(arms: Sequence[Json]) -> list[tuple[Json, Json]]:
+    """Return every arm that has a baseline, with it."""
+    return [(arm, arms[arm["baseline"]]) for arm in arms if arms[arm["baseline"]] is not arm]
+
+
+def _by_seed(runs: Sequence[Run], arm: Json, row: Json) -> dict[tuple[str, int], float]:
+    """Return an arm's mean for each seed. Means over training also need the same number of steps to be paired."""
+    found: dict[tuple[str, int], list[float]] = {}
+    for i in arm["runs"]:
+        seed, x = runs[i].facts.get("seed"), row["after"][i]
+        if None not in (seed, x):
+            found.setdefault((str(seed), _steps(runs[i]) if row["link"].startswith("#curves") else 0), []).append(x)
+    return {key: fmean(values) for key, values in found.items()}
+
+
+def _steps(run: Run) -> int:
+    return run.metrics[-1]["step"] if run.metrics else 0
 
 
 def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> str:
     """Return model, task, budget and result: "tiny6 on countdown, 320 steps: dew 8% to 40% solved, dapo 35%"."""
-    facts = runs[0].facts
-    model, data = (str(facts[name]) if facts.get(name) else "" for name in ("model", "data"))
-    steps = max((run.metrics[-1]["step"] for run in runs if run.metrics), default=0)
+    known = ({str(run.facts.get(name) or "") for run in runs} for name in ("model", "data"))
+    model, data = (of.pop() if len(of) == 1 else "" for of in known)
+    steps = max(map(_steps, runs))
     of = max((n for run in runs if isinstance(n := run.facts.get("steps"), int)), default=steps)
     budget = f"{steps} of {of} steps" if steps < of else f"{steps} step{'s' * (steps != 1)}" if steps else ""
+    data = Path(data).name if data.startswith(("/", "~")) else data
     about = " on ".join(text for text in (Path(model).name, data) if text)
     about = ", ".join(text for text in (about, budget) if text)
     by_name = {row["name"]: row for row in reversed(rows) if any(x is not None for x in row["after"])}
@@ -187,7 +197,7 @@ def findings_of(
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     ended = [text for i, run in enumerate(runs) if (text := _ended(run, _who(runs, i)))]
     order = {"bad": 0, "amber": 1, "good": 2, "note": 3}
-    return [*ended, *_verdicts(rows), *sorted(found, key=lambda finding: order[finding["kind"]])]
+    return [*ended, *_verdicts(rows), *_lengths(runs, arms), *sorted(found, key=lambda finding: order[finding["kind"]])]
 
 
 def _who(runs: Sequence[Run], i: int) -> str:
@@ -206,12 +216,11 @@ def _ended(run: Run, who: str) -> Json | None:
     status, of = run.facts.get("status"), run.facts.get("steps")
     if status not in HOW:
         return None
-    step = run.metrics[-1]["step"] if run.metrics else 0
     error = f": {run.facts['error']}" if run.facts.get("error") else "."
     folder = run.folder if run.folder and not run.folder.is_absolute() else Path(run.name)
     resumes = run.folder and any(run.folder.glob("checkpoint*"))
     remedy = f"Resume with `dew resume {folder}`." if resumes else "No checkpoint was saved: train again."
-    text = f"{who}{HOW[status]} at step {step}{f' of {of}' if of else ''}{error}"
+    text = f"{who}{HOW[status]} at step {_steps(run)}{f' of {of}' if of else ''}{error}"
     kind = "note" if status == "stopped" else "bad"
     return {"kind": kind, "ended": True, "text": text, "remedy": remedy, "link": "#curves"}
 
@@ -222,6 +231,15 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
     judged = [*scored, *(row for row in rows if row["name"] == "entropy" and row not in scored)]
     texts = verdicts([d for row in judged for d in row["differences"]])
     return [{"kind": "verdict", "link": scored[0]["link"], "text": text} for text in texts]
+
+
+def _lengths(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
+    steps = [{_steps(runs[i]) for arm in pair for i in arm["runs"]} for pair in _compared(arms)]
+    low, high = (end((end(of) for of in steps if len(of) > 1), default=0) for end in (min, max))
+    text = (
+        f"The runs have different lengths, {low} to {high} steps: means over training are paired at equal lengths only."
+    )
+    return [{"kind": "verdict", "text": text, "link": "#curves"}] if low < high else []
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:

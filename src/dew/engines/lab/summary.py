@@ -91,7 +91,7 @@ def differences(
 ) -> list[Difference]:
     """Paired differences of a score, with Holm's correction over the returned list."""
     points = by_point(results, task)
-    values = {name: {r.seed: r.scores[score] for r in runs} for name, runs in points.items()}
+    values = {name: {r.seed: r.scores[score] for r in runs if score in r.scores} for name, runs in points.items()}
     both = pairs(results, task, compare)
     found = [paired(values[a], values[b], arm=a, baseline=b, score=score, task=task) for a, b in both]
     return corrected(d for d in found if d is not None)
@@ -113,8 +113,10 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     yield from verdicts(judged) if judged else [nothing]
     if several_rates:
         yield "The best rates were chosen on these same seeds: confirm them on others (`--first-seed`)."
-    means = {name: [fmean(r.scores[s] for r in runs) for s in [*scores, *OTHERS]] for name, runs in points.items()}
-    rows = [[name, str(len(points[name])), *(f"{x:.3f}" for x in mean)] for name, mean in means.items()]
+    rows = []
+    for name, runs in points.items():  # a run lacks scores that are not finite
+        means = {s: fmean(r.scores[s] for r in runs) for s in [*scores, *OTHERS] if all(s in r.scores for r in runs)}
+        rows.append([name, str(len(runs)), *(f"{means[s]:.3f}" if s in means else "" for s in [*scores, *OTHERS])])
     yield markdown_table(["arm", "seeds", *scores, *OTHERS], rows)
     for compare, heading in COMPARE.items():
         found = [d for score in scores for d in differences(results, task, score, compare)]

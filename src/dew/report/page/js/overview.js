@@ -148,17 +148,17 @@ function rowCard(row) {
 function rowsSection(report) {
   const rest = report.rows.filter((row) => !mainRows(report).includes(row));
   if (!rest.length) return null;
-  const paired = report.rows.flatMap((row) => row.differences)[0];
-  const unit = paired?.unit === 'seeds' ? 'seed' : 'problem';
+  const differences = report.rows.flatMap((row) => row.differences);
+  const [from, unit] = ['baseline', 'unit'].map((key) => [...new Set(differences.map((d) => d[key]))].join(' or '));
   const text = [
     '○ before or first tenth, ● after or last tenth of training',
     report.runs.length > arms().length && '· single runs, ± their standard deviation',
-    paired && `■ difference from ${visible(paired.baseline)}, paired by ${unit}, with its 95% interval`,
+    from && `■ difference from ${visible(from)}, paired by ${unit.replace(/s\b/g, '')}, with its 95% interval`,
   ];
   return h('section',
     h('h2', 'Results'),
     h('p.quiet', text.filter(Boolean).join('; '), '. Bars are 95% intervals.'),
-    h(paired ? 'div.rows.paired' : 'div.rows', rest.map(rowCard)),
+    h(from ? 'div.rows.paired' : 'div.rows', rest.map(rowCard)),
   );
 }
 

@@ -68,7 +68,6 @@ function lineOf(rows, length, amount) {
 
 /** All lines of one chart on a common axis of steps: those of `lineOf` with {label, members, colour, shape, dash}. */
 function linesOf(runs, names) {
-  const hidden = hiddenRuns();
   const steps = (runs.steps ||= [...new Set(runs.flatMap((run) => run.metrics.step || []))].sort((a, b) => a - b));
   const place = new Map(steps.map((step, i) => [step, i]));
   const aligned = ({ metrics }, name) => {
@@ -77,14 +76,15 @@ function linesOf(runs, names) {
     metrics[name].forEach((v, i) => (out[place.get(metrics.step[i])] = v));
     return out;
   };
+  const seed = (r) => runs[r].facts.seed ?? NaN;
+  const others = (r) => arms()[arms()[armOf(r)].baseline].runs;
+  const twin = (r) => runs[isDifference() ? others(r).find((q) => seed(q) === seed(r)) : r];
   const relative = (r, name) => {
-    const row = aligned(runs[r], name);
-    const twin = isDifference() && arms()[0].runs.find((q) => runs[q].facts.seed === runs[r].facts.seed);
-    const base = isKnown(twin) && twin !== false && runs[twin].metrics[name] && aligned(runs[twin], name);
-    return base ? row.map((v, i) => (v === null || base[i] === null ? null : v - base[i])) : row;
+    const [row, base] = [runs[r], twin(r)].map((run) => aligned(run, name));
+    return isDifference() ? row.map((v, i) => (v === null || base[i] === null ? null : v - base[i])) : row;
   };
   const line = (members, name, d) => {
-    const shown = members.filter((r) => runs[r].metrics[name] && !hidden.has(r));
+    const shown = members.filter((r) => runs[r].metrics[name] && twin(r)?.metrics[name] && !hiddenRuns().has(r));
     if (!shown.length) return [];
     const values = lineOf(shown.map((r) => relative(r, name)), steps.length, Number(state.smooth));
     const dash = DASHES[d % DASHES.length];
