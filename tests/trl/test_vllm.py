@@ -4,6 +4,9 @@ TRL's "colocate" mode hands weights over in memory, so it can be tried on a CPU.
 and cannot be tried without a GPU.
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from datasets import Dataset
@@ -15,7 +18,8 @@ from dew.rewards import verifier
 from dew.tasks import TINY, task
 
 pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
-from benchmarks import vllm_sync
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import vllm_sync
 
 pytestmark = pytest.mark.slow
 
