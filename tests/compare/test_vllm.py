@@ -34,7 +34,11 @@ def test_vllm_and_transformers_agree():
     assert sampled.model == str(TINY)
     row = task("countdown").rows(1)[0]["prompt"]
     first, second, other = (
-        [answer.text for group in sample(llm, tokenizer, [row] * 4, Sampling(max_new_tokens=28, seed=s)) for answer in group]
+        [
+            answer.text
+            for group in sample(llm, tokenizer, [row] * 4, Sampling(max_new_tokens=28, seed=s))
+            for answer in group
+        ]
         for s in (0, 0, 1)
     )
     assert first == second and len({tuple(x[i : i + 16]) for x in (first, other) for i in range(0, 64, 16)}) == 8

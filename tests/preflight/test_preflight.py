@@ -187,11 +187,21 @@ def test_the_verifier_of_the_task_is_the_default_outcome_reward(settings):
     assert unknown.status == "failed" and "thinks" in unknown.remedy
 
 
-def test_a_context_that_is_too_small_fails(settings):
-    found = look({**settings, "max_completion_length": 600})["context"]
-    assert found.status == "failed" and "the model has 512 positions" in found.says
-    prompt = int(re.findall(r"prompt has (\d+) tokens", found.says)[0])
-    assert found.remedy == f"Set max_completion_length to at most {512 - prompt}."
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"max_completion_length": 600}, "the model has 512 positions"),
+        (
+            {"max_completion_length": 28, "use_vllm": True, "vllm_max_model_length": 32},
+            "vLLM (vllm_max_model_length) has 32",
+        ),
+    ],
+)
+def test_a_context_that_is_too_small_fails(settings, given, says):
+    found = look({**settings, **given})["context"]
+    assert found.status == "failed" and says in found.says
+    prompt, *_, context = map(int, re.findall(r"\d+", found.says))
+    assert found.remedy == f"Set max_completion_length to at most {context - prompt}."
 
 
 @pytest.mark.parametrize(

@@ -92,10 +92,13 @@ def test_the_alarm_tells_distance_from_rounding():
     assert growing(*[x / 100 for x in start]) == []  # has hardly moved
 
 
-@pytest.mark.parametrize("given", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}])
-def test_filtered_sampling_with_vllm_is_warned_about(tmp_path, given):
-    ((name, value),) = given.items()
-    args = tiny.config(tmp_path, **given)
-    assert not args.warnings()
-    args.use_vllm = True  # without it installed, TRL does not accept the setting
-    assert f"{name}={value} with vLLM" in str(args.warnings()[0])
+@pytest.mark.parametrize("given", ["top_p=0.9", "top_k=20", "min_p=0.1", "repetition_penalty=1.2"])
+def test_sampling_that_changes_vllms_log_probabilities_is_warned_about(tmp_path, given):
+    name, value = given.split("=")
+    more = {name: float(value), "temperature": 0.7, "logprobs": 3}  # of 3 log-probabilities TRL takes the largest
+    cases = {given: {name: float(value)}, f"{given}, logprobs=3, temperature=0.7": {"generation_kwargs": more}}
+    for expected, settings in cases.items():
+        args = tiny.config(tmp_path, **settings)
+        assert not args.warnings()
+        args.use_vllm = True  # without it installed, TRL does not accept the setting
+        assert args.warnings()[0].what.replace("20.0", "20") == f"{expected} with vLLM:"

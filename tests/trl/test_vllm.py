@@ -33,21 +33,28 @@ def trained(tmp_path_factory, request):
     class Watched(DewTrainer):
         def _generate_and_score_completions(self, inputs):
             batch = super()._generate_and_score_completions(inputs)
-            seen.append({k: x.clone() for k, x in batch.items() if isinstance(x, torch.Tensor)})
+            if self.model.training:
+                seen.append({k: x.clone() for k, x in batch.items() if isinstance(x, torch.Tensor)})
             return batch
+
+        def evaluate(self, *args, **kwargs):
+            found = super().evaluate(*args, **kwargs)
+            return found | {"eval_early": -self.state.global_step}
 
     vllm_sync.on_a_cpu()
     seen = []
     batch = {"num_generations": 8, "per_device_train_batch_size": 32, "max_completion_length": 28, "max_steps": STEPS}
     sampler = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": 64}
     rate = 1e-2  # large: a sampler left behind would be far off after a step
+    best = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_early", "greater_is_better": True}
     folder = tmp_path_factory.mktemp("run")
-    args = tiny.config(folder, use_vllm=True, learning_rate=rate, **batch, **sampler)
+    args = tiny.config(folder, use_vllm=True, learning_rate=rate, **batch, **sampler, **best)
     adapter = None
     if request.param == "lora":
         adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     data = Dataset.from_list(task("countdown").rows(64))
-    trainer = Watched(str(TINY), verifier("countdown"), args, data, peft_config=adapter)
+    trainer = Watched(str(TINY), verifier("countdown"), args, data, data.select(range(4)), peft_config=adapter)
     start = vllm_sync.policy_weight(trainer)
     trainer.train()
     return trainer, seen, start
@@ -74,6 +81,11 @@ def test_the_correction_is_in_force(trained):
     without = trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": torch.ones_like(ratio)})
     halved = trainer._compute_loss(trainer.model, {**batch, "importance_sampling_ratio": torch.full_like(ratio, 0.5)})
     torch.testing.assert_close(halved, without / 2)
+
+
+def test_the_best_checkpoint_is_the_one_that_is_evaluated(trained):
+    trainer, *_ = trained
+    assert trainer.state.best_global_step == 1 and trainer.evaluate()["eval_sampler/kl"] < 0.02
 
 
 def test_vllm_holds_the_weights_of_the_step(trained):
