@@ -37,19 +37,14 @@ def trained(tmp_path_factory, request):
                 seen.append({k: x.clone() for k, x in batch.items() if isinstance(x, torch.Tensor)})
             return batch
 
-        def evaluate(self, *args, **kwargs):
-            found = super().evaluate(*args, **kwargs)
-            return found | {"eval_early": -self.state.global_step}
-
     vllm_sync.on_a_cpu()
     seen = []
     batch = {"num_generations": 8, "per_device_train_batch_size": 32, "max_completion_length": 28, "max_steps": STEPS}
     sampler = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": 64}
-    rate = 1e-2  # large: a sampler left behind would be far off after a step
     best = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
-    best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_early", "greater_is_better": True}
-    folder = tmp_path_factory.mktemp("run")
-    args = tiny.config(folder, use_vllm=True, learning_rate=rate, **batch, **sampler, **best)
+    best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_groups/rounds"}  # equal: the first
+    sampler |= {"use_vllm": True, "learning_rate": 1e-2}  # large: a sampler left behind would be far off after a step
+    args = tiny.config(tmp_path_factory.mktemp("run"), **batch, **sampler, **best)
     adapter = None
     if request.param == "lora":
         adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -83,14 +78,9 @@ def test_the_correction_is_in_force(trained):
     torch.testing.assert_close(halved, without / 2)
 
 
-def test_the_best_checkpoint_is_the_one_that_is_evaluated(trained):
-    trainer, *_ = trained
-    assert trainer.state.best_global_step == 1 and trainer.evaluate()["eval_sampler/kl"] < 0.02
-
-
 def test_vllm_holds_the_weights_of_the_step(trained):
-    trainer, _, start = trained
-    trainer.vllm_generation.sync_weights()
+    trainer, _, start = trained  # with the best checkpoint's weights: those of step 1
+    assert trainer.state.best_global_step == 1 and trainer.evaluate()["eval_sampler/kl"] < 0.02
     theirs, ours = vllm_sync.sampler_weight(trainer), vllm_sync.policy_weight(trainer)
     torch.testing.assert_close(theirs, ours.to(torch.bfloat16).float(), rtol=1e-2, atol=1e-4)
     assert (theirs - start).abs().mean() > 3 * (theirs - ours).abs().mean()

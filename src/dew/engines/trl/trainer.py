@@ -74,6 +74,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
+        if args.use_vllm and args.vllm_mode == "server":
+            logger.info("waiting up to %g s (vllm_server_timeout) for the vLLM server.", args.vllm_server_timeout)
         super().__init__(model, limited, args, train_dataset, *others, **settings)
         rollout.check_inputs(self)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
