@@ -118,7 +118,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         """Return problems that do not stop a run but are probably unintended."""
         unit = self.per_device_train_batch_size * self.batches.processes
         found = [self.batches.misaligned("steps_per_generation", unit)]
-        off = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "logprobs": 0, "temperature": self.temperature}
+        off = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "logprobs": 0}
+        off["temperature"] = self.temperature
         used = {**vars(self), **(self.generation_kwargs or {})}
         given = ", ".join(f"{x}={used[x]}" for x, value in off.items() if used.get(x) not in (None, -1, value))
         if self.use_vllm and given:
