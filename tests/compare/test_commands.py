@@ -30,6 +30,12 @@ def asked(monkeypatch):
     return calls
 
 
+def test_vllm_samples_in_float32_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(compare, "load_vllm", lambda folder, **settings: settings)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert command.load_model("tiny", "vllm")[0] == {"dtype": "float32"}
+
+
 @pytest.mark.parametrize(("engine", "file"), [("trl", "config.yaml"), ("verl", "verl.yaml")])
 def test_a_run_its_model_and_its_checkpoints_have_the_runs_task_and_length(dew, asked, tmp_path, engine, file):
     (tmp_path / "run.json").write_text(json.dumps({"engine": engine}))

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 
-from dew.compare import evaluate, load_vllm
+from dew.compare import Sampling, evaluate, load_vllm, sample
 from dew.engines.lab import LoraSettings, study
 from dew.tasks import TINY, task
 
@@ -32,6 +32,13 @@ def test_vllm_and_transformers_agree():
     sampled = evaluate(llm, tokenizer, task("countdown"), k=8, **settings)
     assert sampled.k == 8 and 0.1 < sampled["pass@1"].value < 0.35  # 0.205 on 512 problems, by the model card
     assert sampled.model == str(TINY)
+    prompts = [task("countdown").rows(1)[0]["prompt"]] * 2
+    (first, second), (other, _), again = (
+        [[answer.text for answer in group] for group in sample(llm, tokenizer, prompts, Sampling(k=8, seed=seed))]
+        for seed in (0, 1, 0)
+    )
+    assert again == [first, second] and first != second
+    assert first[1:] != other[:-1]  # vLLM seeds the i-th answer with seed + i
 
 
 def test_vllm_samples_from_an_adapter_of_the_lab(tmp_path):

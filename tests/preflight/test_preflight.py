@@ -188,10 +188,12 @@ def test_the_verifier_of_the_task_is_the_default_outcome_reward(settings):
 
 
 def test_a_context_that_is_too_small_fails(settings):
-    found = look({**settings, "max_completion_length": 600})["context"]
-    assert found.status == "failed" and "the model has 512 positions" in found.says
-    prompt = int(re.findall(r"prompt has (\d+) tokens", found.says)[0])
-    assert found.remedy == f"Set max_completion_length to at most {512 - prompt}."
+    vllm = {"max_completion_length": 28, "use_vllm": True, "vllm_max_model_length": 32}
+    for given, owner in (({"max_completion_length": 600}, "the model"), (vllm, "vLLM (vllm_max_model_length)")):
+        found = look({**settings, **given})["context"]
+        prompt, *_, context = map(int, re.findall(r"\d+", found.says))
+        assert found.status == "failed" and f"{owner} has {context} positions" in found.says
+        assert found.remedy == f"Set max_completion_length to at most {context - prompt}."
 
 
 @pytest.mark.parametrize(
@@ -293,9 +295,7 @@ def test_activations_are_about_what_autograd_keeps(family, dtype, mixed):
 
 
 def test_only_loras_adapters_are_trained(settings):
-    full, lora = (
-        machine.model_of(parse(make_run({**settings, "use_peft": lora, "lora_r": 4}))) for lora in (False, True)
-    )
+    full, lora = (machine.model_of(parse(make_run({**settings, "use_peft": x, "lora_r": 4}))) for x in (False, True))
     assert full.trained == full.parameters and 0 < lora.trained < 0.5 * full.trained
 
 
@@ -313,22 +313,18 @@ def test_memory_remedies_name_what_to_change():
 
 
 def drawn(outcome, **changes):
-    n = len(outcome)
-    rewards = np.array(outcome, float)
+    n, rewards = len(outcome), np.array(outcome, float)
     plain = {"outcome": rewards.reshape(-1, 4), "parts": rewards[:, None], "truncated": [False] * n, "lengths": [5] * n}
     plain |= {"signal": [0 < sum(x or 0 for x in outcome[i : i + 4]) < 4 for i in range(0, n, 4)], "entropy": 0.5}
     return trl.Answers(**{**plain, **changes})
 
 
-def test_groups_without_signal():
+def test_groups_without_signal_and_rewards_that_are_missing_or_all_the_same():
     few, many = drawn([0.0] * 16), drawn([0.0] * 32)
     assert trl.check_groups(few).status == "warning", "four groups prove nothing"
     assert trl.check_groups(many).status == "failed" and "easier problems" in trl.check_groups(many).remedy
     assert "harder problems" in trl.check_groups(drawn([1.0] * 32)).remedy
     assert trl.check_groups(drawn([1.0, 0, 0, 0] + [0.0] * 28)).status == "ok"
-
-
-def test_rewards_that_are_missing_or_all_the_same():
     assert trl.check_mean(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
     assert [check(drawn([None] * 8)).status for check in (trl.check_mean, trl.check_groups)] == ["failed", "skipped"]
     assert trl.check_mean(drawn([0.0] * 8)).status == "warning"

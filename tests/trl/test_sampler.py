@@ -33,17 +33,12 @@ def rollout(keeps):
         weights.append(copy.deepcopy(trainer.model.state_dict()))
         net.load_state_dict(weights[0 if keeps is None else max(0, len(weights) - 1 - keeps)])
         ids = trainer.processing_class(prompts)["input_ids"]
-        completions, logprobs = [[] for _ in prompts], [[] for _ in prompts]
+        rows, T = torch.tensor(ids), trainer.args.max_completion_length
         with torch.no_grad():
-            rows = torch.tensor(ids)
-            for _ in range(trainer.args.max_completion_length):
-                logp = net(rows).logits[:, -1].log_softmax(-1)
-                token = torch.multinomial(logp.exp(), 1)
-                rows = torch.cat([rows, token], 1)
-                for i, t in enumerate(token[:, 0].tolist()):
-                    completions[i].append(t)
-                    logprobs[i].append(logp[i, t].item())
-        return {"prompt_ids": ids, "completion_ids": completions, "logprobs": logprobs}
+            for _ in range(T):
+                rows = torch.cat([rows, torch.multinomial(net(rows).logits[:, -1].softmax(-1), 1)], 1)
+            logp = net(rows).logits[:, -T - 1 : -1].log_softmax(-1).gather(-1, rows[:, -T:, None])[..., 0]
+        return {"prompt_ids": ids, "completion_ids": rows[:, -T:].tolist(), "logprobs": logp.tolist()}
 
     return sample
 
@@ -92,10 +87,17 @@ def test_the_alarm_tells_distance_from_rounding():
     assert growing(*[x / 100 for x in start]) == []  # has hardly moved
 
 
-@pytest.mark.parametrize("given", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}])
-def test_filtered_sampling_with_vllm_is_warned_about(tmp_path, given):
-    ((name, value),) = given.items()
-    args = tiny.config(tmp_path, **given)
-    assert not args.warnings()
-    args.use_vllm = True  # without it installed, TRL does not accept the setting
-    assert f"{name}={value} with vLLM" in str(args.warnings()[0])
+@pytest.mark.parametrize("given", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.2}])
+def test_sampling_that_changes_vllms_log_probabilities_is_warned_about(tmp_path, given):
+    more = {**given, "logprobs": 3, "temperature": 0.7}  # of three log-probabilities TRL takes the largest
+    for args in (tiny.config(tmp_path, **given), tiny.config(tmp_path, generation_kwargs=more)):
+        assert not args.warnings()
+        args.use_vllm = True  # without it installed, TRL does not accept the setting
+        named = ", ".join(f"{name}={value}" for name, value in (args.generation_kwargs or given).items())
+        assert args.warnings()[0].what == f"{named} with vLLM:"
+
+
+def test_waiting_for_a_server_is_logged(tmp_path, caplog):
+    with caplog.at_level("INFO", "dew"), pytest.raises((ImportError, ConnectionError)):
+        tiny.trainer(tmp_path, use_vllm=True, vllm_mode="server", vllm_server_timeout=0.5)
+    assert "waiting up to 0.5 s" in caplog.text

@@ -4,6 +4,9 @@ TRL's "colocate" mode hands weights over in memory, so it can be tried on a CPU.
 and cannot be tried without a GPU.
 """
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from datasets import Dataset
@@ -15,7 +18,8 @@ from dew.rewards import verifier
 from dew.tasks import TINY, task
 
 pytest.importorskip("vllm", reason="needs vLLM: run `make test-vllm`, which installs locks/vllm.txt")
-from benchmarks import vllm_sync
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import vllm_sync
 
 pytestmark = pytest.mark.slow
 
@@ -29,21 +33,23 @@ def trained(tmp_path_factory, request):
     class Watched(DewTrainer):
         def _generate_and_score_completions(self, inputs):
             batch = super()._generate_and_score_completions(inputs)
-            seen.append({k: x.clone() for k, x in batch.items() if isinstance(x, torch.Tensor)})
+            if self.model.training:
+                seen.append({k: x.clone() for k, x in batch.items() if isinstance(x, torch.Tensor)})
             return batch
 
     vllm_sync.on_a_cpu()
     seen = []
     batch = {"num_generations": 8, "per_device_train_batch_size": 32, "max_completion_length": 28, "max_steps": STEPS}
     sampler = {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_length": 64}
-    rate = 1e-2  # large: a sampler left behind would be far off after a step
-    folder = tmp_path_factory.mktemp("run")
-    args = tiny.config(folder, use_vllm=True, learning_rate=rate, **batch, **sampler)
+    best = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    best |= {"load_best_model_at_end": True, "metric_for_best_model": "eval_groups/rounds"}  # equal: the first
+    sampler |= {"use_vllm": True, "learning_rate": 1e-2}  # large: a sampler left behind would be far off after a step
+    args = tiny.config(tmp_path_factory.mktemp("run"), **batch, **sampler, **best)
     adapter = None
     if request.param == "lora":
         adapter = LoraConfig(r=8, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     data = Dataset.from_list(task("countdown").rows(64))
-    trainer = Watched(str(TINY), verifier("countdown"), args, data, peft_config=adapter)
+    trainer = Watched(str(TINY), verifier("countdown"), args, data, data.select(range(4)), peft_config=adapter)
     start = vllm_sync.policy_weight(trainer)
     trainer.train()
     return trainer, seen, start
@@ -73,8 +79,8 @@ def test_the_correction_is_in_force(trained):
 
 
 def test_vllm_holds_the_weights_of_the_step(trained):
-    trainer, _, start = trained
-    trainer.vllm_generation.sync_weights()
+    trainer, _, start = trained  # with the best checkpoint's weights: those of step 1
+    assert trainer.state.best_global_step == 1 and trainer.evaluate()["eval_sampler/kl"] < 0.02
     theirs, ours = vllm_sync.sampler_weight(trainer), vllm_sync.policy_weight(trainer)
     torch.testing.assert_close(theirs, ours.to(torch.bfloat16).float(), rtol=1e-2, atol=1e-4)
     assert (theirs - start).abs().mean() > 3 * (theirs - ours).abs().mean()

@@ -243,8 +243,7 @@ def export(
 def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     """Load model and tokenizer from a model folder, a run folder (its final model) or the hub. LoRA weights are merged.
 
-    On a GPU, and with vLLM, float32 weights are sampled in bfloat16, as in mixed-precision training. On a CPU, sampling
-    is in float32.
+    On a GPU, float32 weights are sampled in bfloat16, as in mixed-precision training. On a CPU, sampling is in float32.
     """
     path, tokenizer = load_tokenizer(name, engine)
     import torch
@@ -252,11 +251,12 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     from dew.compare import load_vllm
     from dew.decoding import SamplingCopy
 
+    cpu = not torch.cuda.is_available()  # few CPUs support bfloat16
     if engine == "vllm":
-        return load_vllm(str(path)), tokenizer
+        return load_vllm(str(path), dtype="float32" if cpu else "auto"), tokenizer
     model = load_weights(path).requires_grad_(False)
-    if not torch.cuda.is_available():
-        return model.float(), tokenizer  # few CPUs support bfloat16
+    if cpu:
+        return model.float(), tokenizer
     cast = torch.bfloat16 if model.dtype == torch.float32 else None
     return SamplingCopy(model.to("cuda"), cast).model, tokenizer
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from typing import Any
 
 from dew.errors import ConfigError, EngineError, Problem
@@ -167,16 +168,15 @@ def is_vllm(model: Any) -> bool:
 def _sample_with_vllm(llm: Any, ids: list[list[int]], sampling: Sampling) -> list[list[Sampled]]:
     from vllm import SamplingParams
 
-    settings = SamplingParams(
-        n=sampling.answers,
-        temperature=0.0 if sampling.greedy else sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=0,
-        repetition_penalty=1.0,
-        max_tokens=sampling.max_new_tokens,
-        seed=sampling.seed,
-    )
-    results = llm.generate([{"prompt_token_ids": row} for row in ids], settings, use_tqdm=False)
+    settings = {
+        "n": sampling.answers,
+        "temperature": 0.0 if sampling.greedy else sampling.temperature,
+        "top_p": sampling.top_p,
+        "max_tokens": sampling.max_new_tokens,
+    }
+    random = Random(sampling.seed)  # vLLM seeds answer i with seed + i: neighbouring seeds would repeat answers
+    params = [SamplingParams(**settings, seed=random.getrandbits(48)) for _ in ids]
+    results = llm.generate([{"prompt_token_ids": row} for row in ids], params, use_tqdm=False)
     return [
         [Sampled(one.text, len(one.token_ids), one.finish_reason == "length") for one in result.outputs]
         for result in results

@@ -188,16 +188,18 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     gpu = None if args.use_cpu else next(iter(gpus()), None)
     device, free = (gpu["name"], gpu["free"]) if gpu else (NO_GPU, free_memory())
     terms, unsaved = (estimate(model, args, prompt, free, saves) for saves in (args.gradient_checkpointing, False))
+    given = args.vllm_max_model_length if args.use_vllm else None
+    owner = "vLLM (vllm_max_model_length)" if given else "the model"
     return [
-        check_context(model.context, prompt, int(args.max_completion_length or 0)),
+        check_context(given or model.context, prompt, int(args.max_completion_length or 0), owner),
         check_memory(terms, args, device, free, sum(unsaved.values())),
         check_disk(args, model),
     ]
 
 
-def check_context(context: int | None, prompt: int, limit: int) -> Check:
+def check_context(context: int | None, prompt: int, limit: int, owner: str) -> Check:
     says = f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes "
-    says += f"{prompt + limit}, and the model has {context or 'no fixed number of'} positions."
+    says += f"{prompt + limit}, and {owner} has {context or 'no fixed number of'} positions."
     room = limit if context is None else context - prompt
     remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
     return graded("context", says, remedy, warn=False, fail=limit > room)

@@ -201,7 +201,7 @@ RULES = (
          ("Lower learning_rate, and {checkpoint}.",)),
     Rule("truncated", partial(_above, "length/truncated_share", 0.3),
          "{value:.0%} of the answers were truncated at the length limit.",
-         ("Raise max_completion_length.",
+         ("Raise max_completion_length (and vllm_max_model_length, if it is set).",
           ("To reward answers that end, write `algorithm: {}`.",
            lambda rule: {"overlong": "soft", "overlong_buffer": max(1, rule.max_tokens // 4)}))),
     Rule("entropy_collapse", partial(_entropy, -1, 0.2),

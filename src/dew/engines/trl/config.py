@@ -118,11 +118,14 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         """Return problems that do not stop a run but are probably unintended."""
         unit = self.per_device_train_batch_size * self.batches.processes
         found = [self.batches.misaligned("steps_per_generation", unit)]
-        limits = {"top_p": self.top_p not in (None, 1), "top_k": (self.top_k or 0) > 0, "min_p": bool(self.min_p)}
-        given = ", ".join(f"{name}={getattr(self, name)}" for name, limited in limits.items() if limited)
+        off = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "logprobs": 0}
+        off["temperature"] = self.temperature
+        used = {**vars(self), **(self.generation_kwargs or {})}
+        given = ", ".join(f"{x}={used[x]}" for x, value in off.items() if used.get(x) not in (None, -1, value))
         if self.use_vllm and given:
-            why = "vLLM renormalizes its log-probabilities over the kept tokens, which biases the importance ratio."
-            found.append(Problem(f"{given} with vLLM:", why, "Set top_p=1, top_k=0 and min_p=0."))
+            why = "vLLM's log-probabilities are then not those of the policy, which biases the importance ratio."
+            remedy = "Keep the defaults; a temperature belongs in `temperature`."
+            found.append(Problem(f"{given} with vLLM:", why, remedy))
         return [problem for problem in found if problem is not None]
 
     def _read_algorithm(self) -> list[Problem]:

@@ -74,6 +74,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if self.algorithm.paper is not None:
             self._paper = dict(self.algorithm.paper)
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
+        if args.use_vllm and args.vllm_mode == "server":
+            logger.info("waiting up to %g s (vllm_server_timeout) for the vLLM server.", args.vllm_server_timeout)
         super().__init__(model, limited, args, train_dataset, *others, **settings)
         rollout.check_inputs(self)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
@@ -153,6 +155,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 raise full from error
             raise
         self._recorder.end("done")
+        self._last_loaded_step = -1  # vLLM does not have the best checkpoint's weights, loaded at the same step
         held = ", ".join(f"{name} at {n} steps" for name, n in self._recorder.alarms.steps.items())
         alarms = f" Alarms: {held}." if held else ""
         logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
