@@ -1,5 +1,6 @@
 """Ratios, surrogates and reductions: the losses of all algorithms. w is the ratio πθ / π_old of a token."""
 
+from math import inf
 from typing import Literal, get_args
 
 import torch
@@ -16,6 +17,8 @@ BT = Float[Tensor, "*B T"]
 MaskBT = Bool[Tensor, "*B T"]
 """(B, T): B answers, T tokens."""
 Surrogate = Literal["clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl"]
+UNBOUNDED = {"clip": 0.0, "geo_mean": 0.0, "dppo_tv": inf, "dppo_kl": inf}
+"""Surrogates that do not bound the ratio from above if the advantage is below this."""
 
 MAX_LOG_RATIO = 20.0
 """|log w| is clamped to this, so that a single bad token cannot make the loss inf or NaN."""

@@ -24,15 +24,18 @@ def near(found, expected, tolerance=2e-6):
     assert error < tolerance, f"relative error {error:.1e}"
 
 
-@pytest.mark.parametrize("S", [1, 33, 65] if DEVICE == "cpu" else [1, 7, 32, 33, 64, 65, 130])
-def test_attention_and_its_gradient(S):
-    qkv, g = normal(2, S, 3, 2, 32, scale=2.0), normal(2, S, 2, 32)
-    fast, exact = qkv.clone().requires_grad_(), qkv.double().requires_grad_()
-    out, expected = kernels.Attention.apply(fast), tiny.attention(exact)
+def near_with_gradient(kernel, function, x, g):
+    fast, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    out, expected = kernel.apply(fast), function(exact)
     near(out, expected)
     out.backward(g)
     expected.backward(g.double())
     near(fast.grad, exact.grad)
+
+
+@pytest.mark.parametrize("S", [1, 33, 65] if DEVICE == "cpu" else [1, 7, 32, 33, 64, 65, 130])
+def test_attention_and_its_gradient(S):
+    near_with_gradient(kernels.Attention, tiny.attention, normal(2, S, 3, 2, 32, scale=2.0), normal(2, S, 2, 32))
 
 
 @pytest.mark.parametrize("length", [8, 31, 32, 45])
@@ -50,12 +53,7 @@ def test_attention_of_one_query(length):
 @pytest.mark.parametrize("shape", [(3, 5, 128), (1, 9, 192)])
 def test_norm(shape):
     x, g = normal(*shape, scale=3.0) + 1, normal(*shape).cos()
-    fast, exact = x.clone().requires_grad_(), x.double().requires_grad_()
-    out, expected = kernels.Norm.apply(fast), F.layer_norm(exact, shape[-1:])
-    near(out, expected)
-    out.backward(g)
-    expected.backward(g.double())
-    near(fast.grad, exact.grad)
+    near_with_gradient(kernels.Norm, lambda x: F.layer_norm(x, shape[-1:]), x, g)
 
 
 def test_draws():

@@ -458,8 +458,7 @@ def test_on_a_gpu_the_kernels_train_as_plain_pytorch_does(family):
     problems, answers = seen[0]
     for run, tolerance in ((exact, 1e-4), (rough, 0.05)):
         given = [x.cuda() for x in (problems, answers.tokens, answers.mask)]
-        prompts = given[0].repeat_interleave(4, 1)
-        ((_, rows),) = run.policies.passes(prompts, given[2].sum(-1))
+        ((_, rows),) = run.policies.passes(given[0].repeat_interleave(4, 1), given[2].sum(-1))
         logp, entropy = run.policies.score(rows, given[1], given[2])
         live = answers.mask
         near = [(x.cpu() - y)[live].abs().max() for x, y in ((logp, answers.logp), (entropy, answers.entropy))]

@@ -6,14 +6,6 @@ import fuzz
 from dew.errors import DewError
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _no_processes_left():
-    yield
-    from dew.rewards.math import workers
-
-    workers.close()
-
-
 @pytest.mark.parametrize("name", fuzz.DOORS)
 def test_only_dews_own_errors_come_out(name):
     refused = fuzz.fuzz(name)

@@ -35,7 +35,7 @@ from dew.report.readers import Run, read_run
 from dew.report.write import blobs
 from dew.rewards import Verdict, verifier
 from dew.rewards.latex import compare
-from dew.rewards.math import math_verdicts, verdict_or_answer
+from dew.rewards.math import verdict_or_answer
 from dew.run.config import OWN_KEYS, check_keys, make_run, parse_yaml, to_yaml
 from dew.run.folder import RunFolder
 from dew.run.permission import check_permission
@@ -292,12 +292,6 @@ def verdict(case: tuple[str, str]) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def verdict_pool(cases: list[tuple[str, str]]) -> None:
-    """Whole verdicts, many at a time, through the processes."""
-    found = math_verdicts([text for text, _ in cases], [gold for _, gold in cases], timeout=2.0)
-    assert len(found) == len(cases)
-
-
 class _Late(BaseException):
     pass
 
@@ -318,7 +312,6 @@ DOORS = {  # what is called, with which inputs, how many of them in every run of
     "runs of other trainers": (foreign, FOREIGN, 80),
     "gold columns": (gold_columns, st.tuples(LATEX | st.from_regex(r"(\d[-+*]\d=\d;?){1,3}"), VALUES, VALUES), 80),
     "verdicts": (verdict, st.tuples(LATEX, GOLDS), 50),
-    "verdicts, processes": (verdict_pool, st.lists(st.tuples(LATEX, GOLDS), min_size=50, max_size=50), 1),
 }  # fmt: skip
 
 

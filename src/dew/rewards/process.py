@@ -65,7 +65,8 @@ class Channel:
         self.requests += 1
         end = monotonic() + limit
         self.socket.settimeout(limit)
-        self.socket.sendall(request)
+        if request:  # sending nothing would fail if the process has replied and ended
+            self.socket.sendall(request)
         while b"\n" not in self._received:
             if (left := end - monotonic()) <= 0:
                 raise TimeoutError

@@ -20,6 +20,7 @@ from dew.engines.recorder import Columns, Numbers
 from dew.engines.trl.batch import Batch, gather_rows, local_rows
 from dew.engines.trl.loss import divisor
 from dew.errors import ConfigError, EngineError, Problem
+from dew.losses import UNBOUNDED
 from dew.tasks.rows import raw_rows
 
 UNSCORED = 0.1
@@ -192,15 +193,14 @@ class MixedPolicy:
 
     def parts(self, inputs: Columns, logp: Tensor, whole: Part) -> dict[str, tuple[Tensor, Part]]:
         """Split log-probabilities and rows into the policy's ("") and the guide's ("guide/"). The guide's ratio may be
-        far above 1; PPO and GMPO do not bound it if A < 0, nor DPPO at all, so it is limited to 1 + `clip_high`."""
+        far above 1; it is limited to 1 + `clip_high` where the surrogate does not bound it."""
         guided, weight = inputs["guided"][:, None], inputs["row_weight"][:, None]
         unknown = inputs["guide_logps"].isnan()
         old = torch.where(unknown, 0, inputs["guide_logps"])
         guide_logp = torch.where(unknown, logp - (logp.exp() + UNSCORED).log(), logp)
-        if (surrogate := self._trainer.algorithm.surrogate) not in ("cispo", "sapo"):
-            most = old + math.log1p(self._trainer.algorithm.clip_high)
-            unbounded = (inputs["advantages"] < 0) | surrogate.startswith("dppo")
-            guide_logp = torch.where(unbounded, torch.minimum(guide_logp, most), guide_logp)
+        most = old + math.log1p(self._trainer.algorithm.clip_high)
+        unbounded = inputs["advantages"] < UNBOUNDED.get(self._trainer.algorithm.surrogate, -math.inf)
+        guide_logp = torch.where(unbounded, torch.minimum(guide_logp, most), guide_logp)
         guides = replace(whole, mask=whole.mask & guided, old_logp=old, weight=weight, penalty=None)
         own_weight = weight if whole.weight is None else whole.weight * weight
         own = replace(whole, mask=whole.mask & ~guided, weight=own_weight)
