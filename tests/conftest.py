@@ -1,5 +1,5 @@
-"""One torch thread per test process: two on a loaded two-core machine are up to 17 times slower. No model hub: where it
-cannot be reached, every look takes 23 seconds."""
+"""One torch thread per test process: two on a loaded two-core machine are up to 17 times slower, and a fork in which
+accelerate starts more, unless the variable is set, may wait forever. No model hub: every look may take 23 seconds."""
 
 import gc
 import os
@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, Phase, settings
 
 torch.set_num_threads(1)
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
 settings.register_profile("dew", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(  # a mutant needs to fail, not to be explained
     "mutants", settings.get_profile("dew"), max_examples=60, phases=[Phase.explicit, Phase.generate], derandomize=True
