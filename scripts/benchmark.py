@@ -252,7 +252,8 @@ def write_page(data: Path, docs: Path = DOCS) -> None:
 NOTES = """The plan is on [its own page](benchmark.md). `python scripts/benchmark.py page` writes this one from
 the runs in `docs/results/benchmark/`. Where the plan is silent: `entropy_advantage` and `kl_cov` weight tokens in their
 loss, which no placebo permutes; without a placebo they cannot win. The interim look of stage 3 on task A spends an
-alpha of 0.005, which leaves 0.045 for the last one."""
+alpha of 0.005, which leaves 0.045 for the last one. The first runs of `w_reinforce` and `reinforce_pp` are kept apart
+and do not count (addition 29 of the plan)."""
 
 
 def page(runs: Runs) -> tuple[str, dict[str, str]]:

@@ -66,7 +66,7 @@ def card(name: str, folder: Path, measured: list[tuple[Task, Scores]]) -> str:
         else (
             "two arithmetic games, and is far from perfect at both",
             GAMES,
-            "Chain is not one of dew's tasks; `scripts/chain.py` has the game. Chains of more than 12 operations are\n"
+            "The library has no task `chain`; `scripts/chain.py` implements it. Chains of more than 12 operations are\n"
             "longer than any in the training data.\n\n",
             both_data(recipe),
         )
