@@ -83,6 +83,14 @@ def captured(run):
     return seen
 
 
+def scored(policies, problems, answers):
+    """Log-probabilities and entropies of the answers, pass by pass."""
+    problems, tokens, mask = (x.to(policies.device) for x in (problems, answers.tokens, answers.mask))
+    passes = policies.passes(problems, mask.sum(-1))
+    found = [policies.score(asked, tokens[:, part], mask[:, part]) for part, asked in passes]
+    return [torch.cat(x, 1) for x in zip(*found, strict=True)]
+
+
 def peft_run(family, run, seen):
     """The same run in plain PyTorch: PEFT's layers, torch's Adam, one answer at a time, no packing."""
     from peft import LoraConfig, get_peft_model
@@ -457,16 +465,13 @@ def test_on_a_gpu_the_kernels_train_as_plain_pytorch_does(family):
     plain.generation(0)
     problems, answers = seen[0]
     for run, tolerance in ((exact, 1e-4), (rough, 0.05)):
-        given = [x.cuda() for x in (problems, answers.tokens, answers.mask)]
-        ((_, rows),) = run.policies.passes(given[0].repeat_interleave(4, 1), given[2].sum(-1))
-        logp, entropy = run.policies.score(rows, given[1], given[2])
-        live = answers.mask
+        asked, live = problems.repeat_interleave(4, 1), answers.mask
+        logp, entropy = scored(run.policies, asked, answers)
         near = [(x.cpu() - y)[live].abs().max() for x, y in ((logp, answers.logp), (entropy, answers.entropy))]
         assert max(near) < (1e-3 if run is exact else 0.2)
         fresh = stack(["dapo", "gtpo"], [1, 2], family)
         for x in (run, fresh):
-            tokens, mask = (z.to(x.policies.device) for z in given[1:])
-            x.policies.adam.backward(x.policies.score(rows, tokens, mask)[0].square().sum())
+            x.policies.adam.backward(scored(x.policies, asked, answers)[0].square().sum())
         for name, x in run.policies.parameters.items():
             expected = fresh.policies.parameters[name].grad
             error = (x.grad.cpu() - expected).norm() / expected.norm().clamp_min(1e-6)
