@@ -2,7 +2,7 @@
 
 const WHOLE_STEPS = [0, 1, 2, 3, 4, 5, 6].flatMap((k) => [1, 2, 5].map((n) => n * 10 ** k));
 const MANY_LINES = 4;
-const HEIGHT = 210;
+const shareAxis = (_, low, high) => [0, [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8].find((x) => high <= x) ?? 1];
 const NEAR = 30; // pixels from the pointer to a line
 
 const last = (values) => values.findLast(isKnown);
@@ -108,7 +108,7 @@ function plotOptions(width, y, many) {
   const axis = { stroke: css('--quiet'), grid, ticks: { show: false }, font: '12px system-ui, sans-serif' };
   return {
     width: Math.max(260, width || 420),
-    height: HEIGHT,
+    height: 210,
     legend: { show: false },
     cursor: { sync: { key: 'dew' }, drag: { x: true, y: false }, points: many ? { show: false } : { size: 7 } },
     scales: { x: { time: false }, y },
@@ -170,7 +170,7 @@ function chart(runs, title, names, note, log) {
       focus(isKnown(u.cursor.idx) ? pointedAt(u, found) : found.filter((l) => pointedRuns.includes(l.members[0])));
       show(u.cursor.idx ?? null);
     };
-    const y = log ? { distr: 3 } : areShares && !isDifference() ? { range: [0, 1] } : {};
+    const y = log ? { distr: 3 } : areShares && !isDifference() ? { range: shareAxis } : {};
     const paint = (u) => [drawShapes(u, steps, found, near), marks(u, runs)];
     const hooks = { setCursor: [point], draw: [paint] };
     plot = new uPlot({ ...plotOptions(width, y, many), ...lines, hooks }, data, box);
