@@ -567,7 +567,7 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     area = next(row["after"] for row in rows if row["name"] == "area")
     means = [sum(area[r] for r in arm["runs"]) / 5 for arm in arms]
     page = opened(report)
-    assert page.count('.row[data-metric="area"] .forest') == 11  # all but the baseline
+    assert page.count('.charts.wide [data-metric="area"] .forest') == 11  # all but the baseline
     shown = page.tab.inner_text('.row[data-metric="area"] [data-arm="synthetic(2)"] .row-difference b')
     assert number(shown) == pytest.approx(100 * (means[2] - means[0]), abs=0.05)  # in points
     assert page.count("table:has(.cell) tbody tr") == 11  # a rule at two rates has one row

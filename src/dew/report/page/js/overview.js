@@ -232,14 +232,14 @@ function heading({ runs, title, headline }) {
   return h('header.report-title', h('h1', visible((!view.whole.tasks && headline) || title)), about);
 }
 
-/** The learning curve beside the first scores: where arms are compared, their differences. */
+/** The learning curve beside the first scores, above them for many arms; compared arms show their differences. */
 const isPaired = ({ rows }) => rows.some((row) => row.differences.length);
 const mainRows = (report) => report.rows.slice(0, isPaired(report) ? 2 : 4);
 function main(report) {
   const name = ['accuracy', 'reward'].find((key) => report.runs.some((run) => run.metrics[key]));
-  const rows = mainRows(report);
   const curve = name && chart(report.runs, 'Learning curve', [name], `${name} in training, by step`);
-  return h('div.charts.two', curve, h(isPaired(report) ? 'div.rows.paired' : 'div.rows', rows.map(rowCard)));
+  const look = arms().length > 2 * MANY_LINES ? 'div.charts.wide' : 'div.charts.two';
+  return h(look, curve, h(isPaired(report) ? 'div.rows.paired' : 'div.rows', mainRows(report).map(rowCard)));
 }
 
 /** The differences of all arms from their baselines, in all tasks of a study. */
