@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,8 +23,8 @@ from dew.rewards.verifiers import has_verifier
 from dew.rewards.worker import encode
 from dew.tasks import Row, task
 
-Key = tuple[int, tuple[int, ...]]
-"""The index of a problem and the tokens of an answer."""
+Key = tuple[int, bytes]
+"""The index of a problem, and the tokens of an answer as 32-bit integers: lists of millions of numbers are slow."""
 HOUR = 3600.0
 MOST = 20_000
 """Maximum number of training problems."""
@@ -73,9 +74,8 @@ class TextTask:
         """The rewards from the other process; empty if it fails, and then `rewards` judges the answers itself."""
         ended = torch.isin(tokens, torch.tensor(self.base.ends))
         lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, tokens.shape[1]).tolist()
-        ids = (tuple(row[:n]) for row, n in zip(tokens.tolist(), lengths, strict=True))
-        answers, judge = list(dict.fromkeys(zip(problems, ids, strict=True))), self.judge
-        texts = self._texts([ids for _, ids in answers])
+        answers, judge = list(dict.fromkeys(_keys(problems, tokens, lengths))), self.judge
+        texts = self._texts(list(map(_ids, answers)))
         rows = [{name: self.rows[i][name] for name in judge.columns} for i, _ in answers]
         try:
             if self._process is None:
@@ -87,17 +87,16 @@ class TextTask:
 
     def rewards(self, answers: Answers, facts: Tensor) -> Tensor:
         """(R, B) rewards of (R, B, T) answers to (R, P, 1) problems."""
-        lengths = answers.mask.sum(-1).flatten().tolist()
-        ids = [row[:n] for row, n in zip(answers.tokens.flatten(0, 1).tolist(), lengths, strict=True)]
-        problems = by_answer(facts, answers).flatten().tolist()
+        lengths, problems = (x.flatten().tolist() for x in (answers.mask.sum(-1), by_answer(facts, answers)))
+        keys = _keys(problems, answers.tokens.flatten(0, 1), lengths)
         if isinstance(self.judge, Verifier):
             known = dict[Key, float]()
             while self._early:
                 known |= self._early.pop().result()
-            keys = list(zip(problems, map(tuple, ids), strict=True))
             known |= self._verdicts([key for key in keys if key not in known])
             found = [known[key] for key in keys]
         else:
+            ids = list(map(_ids, keys))
             values = call_as_trl(self.judge, self._texts(ids), ids, [self.rows[i] for i in problems])
             found = [0.0 if x is None or x == NOT_FINITE else x for x in values]
         return torch.tensor(found, device=facts.device).view(answers.tokens.shape[:2])
@@ -105,7 +104,7 @@ class TextTask:
     def _verdicts(self, answers: Sequence[Key]) -> dict[Key, float]:
         """Rewards by problem and answer; an answer that several runs gave is judged once."""
         answers = list(dict.fromkeys(answers))
-        found = self._scored(self._texts([ids for _, ids in answers]), [self.rows[i] for i, _ in answers])
+        found = self._scored(self._texts(list(map(_ids, answers))), [self.rows[i] for i, _ in answers])
         return dict(zip(answers, found, strict=True))
 
     def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
@@ -127,6 +126,17 @@ class TextTask:
     def describe(self, problem: Problems) -> tuple[str, str]:
         row = self.rows[int(problem.facts)]
         return prompt_text(self.base.tokenizer, row["prompt"]), str(row.get("answer", ""))
+
+
+def _keys(problems: Sequence[int], tokens: Tensor, lengths: Sequence[int]) -> list[Key]:
+    """The keys of (n, T) answers of these lengths."""
+    rows = tokens.int().cpu().numpy()
+    return [(i, row[:n].tobytes()) for i, row, n in zip(problems, rows, lengths, strict=True)]
+
+
+def _ids(key: Key) -> list[int]:
+    ids: list[int] = np.frombuffer(key[1], np.int32).tolist()
+    return ids
 
 
 def _numbers(numbers: Tensor, device: str) -> Problems:
