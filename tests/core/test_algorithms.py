@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
-from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm, source_digest
+from dew.algorithms import _BY_NAME, GRPO, Algorithm, parse_algorithm, register_algorithm, source_digest
 from dew.algorithms.base import Part
 from dew.algorithms.credit import advantages_of, give_credit
 from dew.credit import grpo_s_advantages, gtpo_advantages
@@ -349,9 +349,9 @@ def test_own_rules_in_files_of_the_same_name_keep_their_source(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rule.py").write_text(code.format(name))
-    first = type(get_algorithm(f"{tmp_path}/a/rule.py:Rule"))
-    digest = source_digest(first)
-    get_algorithm(f"{tmp_path}/b/rule.py:Rule")
+    first = type(rule := get_algorithm(f"{tmp_path}/a/rule.py:Rule"))
+    assert type(parse_algorithm(rule.text(max_rounds=8))) is first and "rule.py" not in rule.label  # as alarms advise
+    digest, _ = source_digest(first), get_algorithm(f"{tmp_path}/b/rule.py:Rule")
     assert source_digest(first) == digest
 
 

@@ -82,8 +82,7 @@ def get_algorithm(name: str, **settings: Any) -> Algorithm:
         also = "For a class of your own, write file.py:Class."
         raise ConfigError(unknown(f"algorithm={name!r} is not known.", name, list_algorithms(), also))
     if ":" in name and (other := _BY_NAME.get(_key(cls.name))) and other.__module__ != cls.__module__:
-        taken = Problem(f"{name}: its name {cls.name!r} is taken.", remedy="Give the class a name of its own.")
-        raise ConfigError(taken)
+        raise ConfigError(Problem(f"{name}: its name {cls.name!r} is taken.", remedy="Give the class another name."))
     known = [f.name for f in fields(cls)]
     wrong = [unknown(f"{cls.name} has no setting {s!r}.", s, known) for s in settings if s not in known]
     unset = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING and f.name not in settings]
@@ -169,6 +168,7 @@ def _own_class(name: str) -> type[Algorithm]:
     if problems := _problems(found):
         raise ConfigError([Problem(f"{name}: {what}", remedy=remedy) for what, remedy in problems.items()])
     guard(found, Algorithm)
+    found.written = name
     return found
 
 

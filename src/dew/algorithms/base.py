@@ -70,6 +70,8 @@ class Algorithm:
     verl_estimator: ClassVar[str | None] = None
     """verl's own advantage estimator, if it and verl's own loss train exactly this algorithm. Not valid for subclasses,
     which may change the algorithm."""
+    written: ClassVar[str] = ""
+    """`file.py:Class`, if a class of the user's own was found by it."""
 
     threshold: float = 0.5
     """An answer is correct (O⁺) if its outcome reward is above this."""
@@ -143,10 +145,10 @@ class Algorithm:
 
     def text(self, **changed: Any) -> str:
         """The label with some settings changed, to paste after `algorithm:`."""
-        given = ((f.name, getattr(self, f.name), f.default) for f in fields(self) if f.name != "max_tokens")
-        shown = {name: value for name, value, default in given if value != default} | changed
-        settings = [f"{name}={str(value).replace(' ', '')}" for name, value in shown.items()]
-        return f"{self.name}({','.join(settings)})" if settings else self.name
+        own = {f.name: x for f in fields(self) if (x := getattr(self, f.name)) != f.default and f.name != "max_tokens"}
+        settings = [f"{name}={str(value).replace(' ', '')}" for name, value in (own | changed).items()]
+        name = (changed and self.written) or self.name
+        return f"{name}({','.join(settings)})" if settings else name
 
     def warnings(self) -> list[str]:
         """Settings that are allowed but rarely intended, each with a remedy."""

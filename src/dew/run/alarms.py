@@ -120,10 +120,8 @@ def _pass_falls(history: History) -> Crossed | None:
     """On an evaluation set, the pass@k with the largest k is more than ten points below its first value."""
     found = [m for name in history.values if (m := re.fullmatch(r"(eval/(?:.+_)?pass@)(\d{1,6})", name))]
     largest = {m[1]: m[0] for m in sorted(found, key=lambda m: int(m[2])) if int(m[2]) > 1}
-    for x in map(history.series, largest.values()):
-        if x[-1] < x[0] - 0.1:
-            return Crossed(x[-1], x[0])
-    return None
+    falls = (Crossed(x[-1], x[0]) for x in map(history.series, largest.values()) if x[-1] < x[0] - 0.1)
+    return next(falls, None)
 
 
 def _sampler_mismatch(history: History) -> Crossed | None:
