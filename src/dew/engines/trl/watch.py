@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
 
@@ -24,6 +25,7 @@ from dew.engines.trl.loss import loss_inputs, observe_loss
 from dew.engines.trl.rollout import dropout_off
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem, did_you_mean
+from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
 
@@ -65,6 +67,7 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
     group_size, _mode, _record_due, _forward = (
         DewTrainer.group_size, DewTrainer._mode, DewTrainer._record_due, DewTrainer._forward
     )  # fmt: skip
+    _warned = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         self._statistics = metrics.StepStatistics()
@@ -86,9 +89,15 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("scoring"):
             inputs: dict[str, Any] = super()._generate_and_score_completions(rows)
         with self._recorder.phase("records"):
+            if not all(gather_object([same_answers(inputs, capture)])):
+                if not self._warned:
+                    text = "dew.watch: %s changes the answers after TRL scored them, so they are not recorded."
+                    logger.warning(text, type(self).__name__)
+                self._warned = True
+                return inputs
             old = self._old_policy(inputs)
             batch = make_batch(self, inputs, capture, old, rows if self._record_due else None)
-            advantages = gather_rows(self.accelerator, inputs["advantages"])[:, None]
+            advantages = gather_rows(self.accelerator, inputs["advantages"]).view(len(batch.group), -1)
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
             credit = replace(credit, advantages=torch.where(batch.mask, advantages, 0), flipped=None)
             numbers = metrics.generation_metrics(self, batch, credit)
@@ -130,12 +139,14 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
-        if self.model.training and capture.passes:
-            observe_loss(self, inputs, capture.passes[-1], loss)
+        scores = next((scores for scores in capture.passes if scores.entropy is not None), None)
+        if self.model.training and scores is not None and "verdict" in inputs:
+            observe_loss(self, inputs, scores)
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
+        self._statistics.add_loss(loss)
         if self.accelerator.sync_gradients:
             self._recorder.put(self._statistics.read(self.accelerator))
         return loss
@@ -150,11 +161,17 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         self._recorder.logged(self.state.global_step, metrics.finite_only(logs))
 
 
+def same_answers(inputs: dict[str, Any], capture: Capture) -> bool:
+    """Whether the answers to train on are those that TRL scored: a subclass may drop, resample or reorder them."""
+    rows, scored = inputs["completion_ids"].tolist(), capture.completion_ids
+    return len(rows) == len(scored) and all(row[: len(ids)] == ids for row, ids in zip(rows, scored, strict=True))
+
+
 def set_aside(folder: Path) -> None:
     """Move the log of an earlier run to a subfolder, because TRL allows a new run in a used folder."""
     names = ("run.json", "metrics.jsonl", "alarms.jsonl", "records")
     written = [path for name in names if (path := folder / name).exists()]
-    if not written:
+    if not written or not RunFolder(folder).used():
         return
     aside = folder / REPLACED
     aside = aside / str(1 + sum(1 for _ in aside.glob("*")))
