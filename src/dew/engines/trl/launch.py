@@ -152,14 +152,14 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
-    """Return the reward functions: the verifier, then TRL's `reward_funcs`, then its reward model."""
+    """Return the verifier, then TRL's rewards in its order, that of `reward_weights`: reward model, functions."""
     verifier = verifier_of(parsed.run)
     if verifier is not None and parsed.args.outcome_reward is None:
         parsed.args.outcome_reward = verifier.name
     functions: list[Any] = [verifier] if verifier is not None else []
-    functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if name := parsed.script.reward_model_name_or_path:
         functions.append(loadable_model(name, "reward_model_name_or_path"))
+    functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if not functions:
         raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
@@ -209,7 +209,7 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
             RunFolder(folder).clear(whole=False)
         trainer.accelerator.wait_for_everyone()
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint or parsed.args.resume_from_checkpoint)
     finally:
         stop.restore_handlers()
     if trainer.state.global_step < trainer.state.max_steps:
