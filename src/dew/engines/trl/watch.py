@@ -67,7 +67,6 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
     group_size, _mode, _record_due, _forward = (
         DewTrainer.group_size, DewTrainer._mode, DewTrainer._record_due, DewTrainer._forward
     )  # fmt: skip
-    _warned = False
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         self._statistics = metrics.StepStatistics()
@@ -89,11 +88,12 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("scoring"):
             inputs: dict[str, Any] = super()._generate_and_score_completions(rows)
         with self._recorder.phase("records"):
-            if not all(gather_object([same_answers(inputs, capture)])):
-                if not self._warned:
+            ids, scored = inputs["completion_ids"].tolist(), capture.completion_ids
+            kept = [row[: len(answer)] for row, answer in zip(ids, scored, strict=False)]
+            if not all(gather_object([kept == scored and len(ids) == len(scored)])):
+                if self.state.global_step == 0:
                     text = "dew.watch: %s changes the answers after TRL scored them, so they are not recorded."
                     logger.warning(text, type(self).__name__)
-                self._warned = True
                 return inputs
             old = self._old_policy(inputs)
             batch = make_batch(self, inputs, capture, old, rows if self._record_due else None)
@@ -159,12 +159,6 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         super().log(logs, start_time)
         self._recorder.logged(self.state.global_step, metrics.finite_only(logs))
-
-
-def same_answers(inputs: dict[str, Any], capture: Capture) -> bool:
-    """Whether the answers to train on are those that TRL scored: a subclass may drop, resample or reorder them."""
-    rows, scored = inputs["completion_ids"].tolist(), capture.completion_ids
-    return len(rows) == len(scored) and all(row[: len(ids)] == ids for row, ids in zip(rows, scored, strict=True))
 
 
 def set_aside(folder: Path) -> None:
