@@ -25,6 +25,7 @@ from trl import rewards as trl_rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.compare import evaluate
+from dew.compare.sampling import with_template_settings
 from dew.engines.trl.checkpoints import last_good
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
@@ -285,8 +286,9 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
         what = "scores: a reward model cannot decide which held-out answers are correct."
         raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
     assert run.task is not None and how is not None
+    tokenizer = with_template_settings(trainer.processing_class, args.chat_template_kwargs)
     scores = evaluate(
-        trainer.sampling_model(), trainer.processing_class, task(run.task, **run.task_settings), judge,
+        trainer.sampling_model(), tokenizer, task(run.task, **run.task_settings), judge,
         n_problems=how.problems, threshold=trainer.algorithm.threshold, k=how.k, temperature=how.temperature,
         max_new_tokens=how.max_new_tokens or args.max_completion_length, seed=args.seed,
     )  # fmt: skip
