@@ -143,9 +143,10 @@ def test_missing_rewards_are_named():
 def test_rewards_come_from_dew_trl_or_the_user(tmp_path):
     (tmp_path / "mine.py").write_text("def brevity(completions, **_):\n    return [-len(c) for c in completions]\n")
     names = ["think_format_reward", "boxed_format", f"{tmp_path}/mine.py:brevity"]
-    functions = launch.rewards_of(parse(make_run({**SMALL, "reward_funcs": names})))
-    assert functions[0].name == "countdown" and len(functions) == 4
-    assert functions[3](completions=["abc"]) == [-3]
+    rewards = {"reward_funcs": names, "reward_model_name_or_path": "tiny"}
+    functions = launch.rewards_of(parse(make_run({**SMALL, **rewards})))
+    assert functions[0].name == "countdown" and isinstance(functions[1], str)  # as in TRL: the order of the weights
+    assert functions[4](completions=["abc"]) == [-3]
     (tmp_path / "own.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')  # data that have no verifier of their own
     own = {**SMALL, "task": str(tmp_path / "own.jsonl"), "reward_funcs": names[2:]}
     assert len(launch.rewards_of(parse(make_run(own)))) == 1
@@ -165,6 +166,8 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert (folder.path / "report.html").is_file()
     assert "step 2/2" in said and "after training: pass@1" in said
 
+    more = ("--output_dir", tmp_path / "more", "--resume_from_checkpoint", folder.path / "checkpoint-1")
+    assert dew("train", path, *more)[0] == 0 and [m["step"] for m in RunFolder(tmp_path / "more").metrics()] == [2]
     code, _, err = dew("train", path)
     assert code == 1 and "already holds a run" in err and "--overwrite" in err
     code, _, err = dew("train", path, "--overwrite", "--model_name_or_path", "./absent")

@@ -13,6 +13,7 @@ from peft import LoraConfig
 
 import trl_tiny as tiny
 from dew.cli.evaluate import load_model
+from dew.compare.sampling import prompt_text
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError
@@ -116,6 +117,16 @@ def test_a_model_in_bfloat16_is_evaluated_in_float32_on_a_cpu(tmp_path):
     for part in (tiny.model().bfloat16(), tiny.tokenizer()):
         part.save_pretrained(tmp_path)
     assert load_model(str(tmp_path))[0].dtype == (torch.bfloat16 if torch.cuda.is_available() else torch.float32)
+
+
+def test_prompts_are_those_of_training_with_its_arguments_of_the_chat_template(tmp_path):
+    tokenizer = tiny.tokenizer()
+    tokenizer.chat_template = "{{ messages[0].content }}{{ end }}"
+    for part in (tiny.model(), tokenizer):
+        part.save_pretrained(tmp_path)
+    RunFolder(tmp_path).write_run({"engine": "trl"})
+    (tmp_path / "config.yaml").write_text("chat_template_kwargs: {end: =, chat_template: mine}")
+    assert prompt_text(load_model(str(tmp_path))[1], [{"role": "user", "content": "1+1"}]) == "1+1="
 
 
 def test_a_run_without_a_model_is_named(tmp_path):

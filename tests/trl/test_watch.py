@@ -27,6 +27,21 @@ def plain(folder, rewards=tiny.outcome, **settings):
     return GRPOTrainer(model, rewards, args, tiny.prompts(), tiny.prompts(4), tiny.tokenizer())
 
 
+def trains_as_alone(folder, kind=GRPOTrainer, **settings):
+    weights, logs, times = [], [], ("time", "seconds", "runtime", "per_second")
+    for name in ("alone", "watched"):
+        trainer = plain(folder / name, **settings)
+        trainer.__class__ = kind
+        if name == "watched":
+            dew.watch(trainer, records_every=1)
+        trainer.train()
+        weights.append(tiny.weights(trainer.model))
+        logs += [[{k: v for k, v in x.items() if not any(t in k for t in times)} for x in trainer.state.log_history]]
+    assert torch.equal(*weights) and not torch.equal(weights[0], tiny.weights(tiny.model()))
+    assert logs[0] == logs[1]
+    return logs[0]
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -36,19 +51,35 @@ def plain(folder, rewards=tiny.outcome, **settings):
     ],
 )
 def test_weights_and_logs_are_those_of_the_trainer_alone(tmp_path, settings):
-    def train(folder, watch):
-        trainer = plain(folder, **settings)
-        watch(trainer)
-        trainer.train()
-        times = ("time", "seconds", "runtime", "per_second")
-        logs = [{k: v for k, v in x.items() if not any(t in k for t in times)} for x in trainer.state.log_history]
-        return tiny.weights(trainer.model), logs
+    trains_as_alone(tmp_path, **settings)
 
-    before = tiny.weights(tiny.model())
-    alone, logs = train(tmp_path / "alone", lambda trainer: None)
-    watched, same = train(tmp_path / "watched", lambda trainer: dew.watch(trainer, records_every=1))
-    assert torch.equal(alone, watched) and not torch.equal(alone, before)
-    assert same == logs
+
+class PerToken(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        batch = super()._generate_and_score_completions(inputs)
+        return batch | {"advantages": batch["advantages"][:, None].expand(batch["completion_ids"].shape).clone()}
+
+    def _compute_loss(self, model, inputs):  # does not ask for entropies
+        ids, mask = (torch.cat([inputs[f"prompt_{x}"], inputs[f"completion_{x}"]], dim=1) for x in ("ids", "mask"))
+        logp, *_ = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))
+        return -(logp * inputs["advantages"]).mean()
+
+
+class Reordered(GRPOTrainer):
+    def _generate_and_score_completions(self, inputs):
+        return {k: v.flip(0) if v.ndim else v for k, v in super()._generate_and_score_completions(inputs).items()}
+
+    def compute_loss(self, *args, **kwargs):
+        return super().compute_loss(*args, **kwargs) + 1
+
+
+@pytest.mark.parametrize("kind", [PerToken, Reordered])
+def test_subclasses_train_as_before_and_their_own_loss_is_recorded(tmp_path, kind, caplog):
+    losses, run = [x["loss"] for x in trains_as_alone(tmp_path, kind) if "loss" in x], RunFolder(tmp_path / "watched")
+    assert [x["loss"] for x in run.metrics()] == pytest.approx(losses)
+    scored = kind is PerToken  # the others' answers are no longer in the order of TRL's rewards
+    assert all(("accuracy" in line) == scored for line in run.metrics()) and any(run.records()) == scored
+    assert ("Reordered changes the answers" in caplog.text) != scored
 
 
 def test_two_processes(tmp_path):
@@ -119,10 +150,12 @@ def test_an_infinite_gradient_is_an_alarm(tmp_path):
 
 
 def test_a_second_run_in_the_same_folder_keeps_the_log_of_the_first(tmp_path):
-    dew.watch(plain(tmp_path, max_steps=3)).train()
+    first = dew.watch(plain(tmp_path, max_steps=3))
+    first.evaluate()  # before training: part of its run
+    first.train()
     dew.watch(plain(tmp_path, max_steps=1)).train()
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1]
-    assert [line["step"] for line in RunFolder(tmp_path / ".replaced" / "1").metrics()] == [1, 2, 3]
+    assert [line["step"] for line in RunFolder(tmp_path / ".replaced" / "1").metrics()] == [0, 1, 2, 3]
 
 
 def test_a_resumed_run_continues_its_log(tmp_path):
@@ -133,7 +166,7 @@ def test_a_resumed_run_continues_its_log(tmp_path):
 
 
 def test_a_trainer_with_its_own_loss_as_in_unsloth(tmp_path, monkeypatch):
-    class OwnLoss(GRPOTrainer):
+    class Unsloth(GRPOTrainer):
         def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
             ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
             return (model(input_ids=ids).logits.mean((1, 2)) * inputs["advantages"]).sum()
@@ -141,15 +174,8 @@ def test_a_trainer_with_its_own_loss_as_in_unsloth(tmp_path, monkeypatch):
         def _get_per_token_logps_and_entropies(self, *args, **kwargs):
             raise AssertionError("its scores have another layout")
 
-    def train(folder, watch):
-        trainer = plain(folder)
-        trainer.__class__ = OwnLoss
-        watch(trainer).train()
-        return tiny.weights(trainer.model)
-
     monkeypatch.setitem(sys.modules, "unsloth", object())
-    alone = train(tmp_path / "alone", lambda trainer: trainer)
-    assert torch.equal(alone, train(tmp_path / "watched", lambda trainer: dew.watch(trainer, records_every=1)))
+    trains_as_alone(tmp_path, Unsloth)
     run = RunFolder(tmp_path / "watched")
     assert all(line["accuracy"] >= 0 and line["grad_norm"] > 0 for line in run.metrics())
     assert not any(answer.entropy for group in run.records() for answer in group.answers)

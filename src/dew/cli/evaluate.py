@@ -249,8 +249,10 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
     import torch
 
     from dew.compare import load_vllm
+    from dew.compare.sampling import with_template_settings
     from dew.decoding import SamplingCopy
 
+    tokenizer = with_template_settings(tokenizer, _run_of(name).settings.get("chat_template_kwargs"))
     cpu = not torch.cuda.is_available()  # few CPUs support bfloat16
     if engine == "vllm":
         return load_vllm(str(path), dtype="float32" if cpu else "auto"), tokenizer

@@ -1,6 +1,7 @@
 """Sample k answers to each of n prompts with transformers or vLLM."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -104,7 +105,16 @@ def prompt_text(tokenizer: Any, prompt: Any) -> str:
     check_prompt(tokenizer, prompt)
     if isinstance(prompt, str):
         return prompt
-    return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, chat_template=None)
+
+
+def with_template_settings(tokenizer: Any, settings: Any) -> Any:
+    """Return the tokenizer with these arguments of its chat template, TRL's `chat_template_kwargs`."""
+    if not isinstance(settings, Mapping):
+        return tokenizer
+    found = copy(tokenizer)
+    found.apply_chat_template = partial(tokenizer.apply_chat_template, **settings)
+    return found
 
 
 def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:

@@ -177,12 +177,13 @@ def model_of(parsed: "Parsed") -> Model:
 def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     from transformers import AutoTokenizer
 
-    from dew.compare.sampling import prompt_text
+    from dew.compare.sampling import prompt_text, with_template_settings
 
     model, wanted, args = model_of(parsed), parsed.model, parsed.args
     revision, trusted = wanted.model_revision, args.trust_remote_code
     folder = find_model(wanted.model_name_or_path, revision=revision)
     tokenizer = AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=trusted)
+    tokenizer = with_template_settings(tokenizer, args.chat_template_kwargs)
     texts = sorted((prompt_text(tokenizer, row["prompt"]) for row in rows), key=len)[-256:]
     prompt = max(len(ids) for ids in tokenizer(texts)["input_ids"])
     gpu = None if args.use_cpu else next(iter(gpus()), None)

@@ -130,8 +130,6 @@ TRL_NAMES = {
     "completions/clipped_ratio": "length/truncated_share",
     "clip_ratio/low_mean": "clip/low",
     "clip_ratio/high_mean": "clip/high",
-    "sampling/importance_sampling_ratio/mean": "ratio/mean",
-    "sampling/importance_sampling_ratio/max": "ratio/max",
     "kl": "kl/ref",
 }
 """TRL's name -> dew's name of a metric; others keep TRL's name."""

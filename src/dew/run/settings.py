@@ -179,7 +179,7 @@ class Batches:
 
     def check_rows(self, data: Any, reduce: str = "per_device_train_batch_size or steps_per_generation") -> None:
         """Raise an error if there are too few prompts for one generation: the engines would train on nothing."""
-        rows = len(data) if hasattr(data, "__len__") else math.inf
+        rows = len(data) if hasattr(data, "__len__") and not isinstance(data, Mapping) else math.inf
         if rows < self.prompts:
             what = f"The data has {rows} problems, fewer than the {self.prompts} prompts of a generation."
             raise ConfigError(Problem(what, remedy=f"Give at least {self.prompts} problems, or reduce {reduce}."))

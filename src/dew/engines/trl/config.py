@@ -104,6 +104,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if given.bf16 is None and not given.fp16 and not is_torch_bf16_gpu_available():
             given.bf16 = False  # TRL's default is bf16, an error on a machine without a GPU that supports it
         super().__post_init__()
+        if problems := self._generation_problems():  # after TRL has read JSON
+            raise ConfigError(problems)
 
     def build_algorithm(self) -> Algorithm:
         """Return the algorithm with its settings; its `max_tokens` is max_completion_length."""
@@ -187,6 +189,15 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         remedy = f"Nearest that fit: per_device_train_batch_size={nearest(per_device, unit)}"
         remedy += f"; num_generations={min(sizes, key=lambda n: abs(n - G))}." if sizes else "."
         return [Problem(f"{self.batches}.", remedy=remedy)]
+
+    def _generation_problems(self) -> list[Problem]:
+        """Return problems with `generation_kwargs`, which TRL would ignore or report as an unrelated error."""
+        several = "each prompt already has num_generations answers."
+        stops = "TRL stops at strings only with use_vllm=True and 'stop'."
+        why = {"n": several, "num_return_sequences": several, "stop_strings": stops}
+        why |= {} if self.use_vllm else {"stop": stops}
+        given = {x: value for x, value in (self.generation_kwargs or {}).items() if x in why and value not in (None, 1)}
+        return [Problem(f"generation_kwargs={{{x!r}: {given[x]!r}}}: {why[x]}", remedy=f"Remove {x!r}.") for x in given]
 
     def guide_problems(self) -> list[Problem]:
         """Return problems of these settings with a guide. The trainer calls it if the guide is passed as an object."""

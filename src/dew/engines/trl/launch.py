@@ -25,6 +25,7 @@ from trl import rewards as trl_rewards
 from trl.scripts.grpo import GRPOScriptArguments
 
 from dew.compare import evaluate
+from dew.compare.sampling import with_template_settings
 from dew.engines.trl.checkpoints import last_good
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.trainer import DewTrainer
@@ -152,14 +153,14 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
 
 
 def rewards_of(parsed: Parsed) -> list[Any]:
-    """Return the reward functions: the verifier, then TRL's `reward_funcs`, then its reward model."""
+    """Return the verifier, then TRL's rewards in its order, that of `reward_weights`: reward model, functions."""
     verifier = verifier_of(parsed.run)
     if verifier is not None and parsed.args.outcome_reward is None:
         parsed.args.outcome_reward = verifier.name
     functions: list[Any] = [verifier] if verifier is not None else []
-    functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if name := parsed.script.reward_model_name_or_path:
         functions.append(loadable_model(name, "reward_model_name_or_path"))
+    functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
     if not functions:
         raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
     return functions
@@ -209,7 +210,7 @@ def launch(parsed: Parsed, trainer: Any, *, resume: bool = False, say: Say = pri
             RunFolder(folder).clear(whole=False)
         trainer.accelerator.wait_for_everyone()
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=checkpoint or parsed.args.resume_from_checkpoint)
     finally:
         stop.restore_handlers()
     if trainer.state.global_step < trainer.state.max_steps:
@@ -285,8 +286,9 @@ def _score(trainer: Any, parsed: Parsed, when: str, say: Say) -> None:
         what = "scores: a reward model cannot decide which held-out answers are correct."
         raise ConfigError(Problem(what, remedy="Write e.g. `verifier: math`, or remove scores."), source=run.source)
     assert run.task is not None and how is not None
+    tokenizer = with_template_settings(trainer.processing_class, args.chat_template_kwargs)
     scores = evaluate(
-        trainer.sampling_model(), trainer.processing_class, task(run.task, **run.task_settings), judge,
+        trainer.sampling_model(), tokenizer, task(run.task, **run.task_settings), judge,
         n_problems=how.problems, threshold=trainer.algorithm.threshold, k=how.k, temperature=how.temperature,
         max_new_tokens=how.max_new_tokens or args.max_completion_length, seed=args.seed,
     )  # fmt: skip

@@ -272,7 +272,7 @@ def loss_part(inputs: Columns, logp: Tensor, entropy: Tensor) -> Part:
     )
 
 
-def observe_loss(trainer: Any, inputs: Columns, scores: Scores, loss: Tensor) -> None:
+def observe_loss(trainer: Any, inputs: Columns, scores: Scores) -> None:
     """Add a micro-batch trained with TRL's own loss to the statistics of the step."""
     assert scores.logp is not None and scores.entropy is not None
     logp, entropy = scores.logp.detach(), scores.entropy.detach()
@@ -283,4 +283,4 @@ def observe_loss(trainer: Any, inputs: Columns, scores: Scores, loss: Tensor) ->
         if values := trainer._metrics[trainer._mode].get(f"clip_ratio/{side}_mean"):
             stats[f"clip/{side}"] = torch.tensor(values[-1], device=logp.device)
     trainer._statistics.add(stats, part.mask.sum())
-    trainer._statistics.add_update(loss, inputs["verdict"], part.mask, entropy)
+    trainer._statistics.add_entropy(inputs["verdict"], part.mask, entropy)

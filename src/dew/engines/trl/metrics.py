@@ -46,10 +46,12 @@ class StepStatistics:
             else:
                 self._add(name, value * tokens, tokens)
 
-    def add_update(self, loss: Tensor, verdict: Tensor, own: Tensor, entropy: Tensor) -> None:
-        """Add the loss of a micro-batch and the entropies of the policy's `own` tokens."""
+    def add_entropy(self, verdict: Tensor, own: Tensor, entropy: Tensor) -> None:
+        """Add the entropies of the policy's `own` tokens."""
         for name, (total, count) in entropy_sums(entropy, own, verdict).items():
             self._add(name, total, count)
+
+    def add_loss(self, loss: Tensor) -> None:
         # The step's loss is the sum over micro-batches and the mean over processes, so each process counts once.
         self._add("loss", loss, torch.zeros_like(loss) if "loss" in self._sums else torch.ones_like(loss))
 

@@ -317,6 +317,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         compute = self._trl_loss if self.algorithm.engine_loss else self._loss
         if not self.model.training:
             loss = compute(model, inputs)
+            self._statistics.add_loss(loss)
             self._put(self._statistics.read(self.accelerator))
             return loss
         if self.algorithm.engine_loss or not self._head.aligned:
@@ -349,7 +350,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
-        self._statistics.add_update(loss, inputs["verdict"], parts[""][1].mask, entropy)
+        self._statistics.add_entropy(inputs["verdict"], parts[""][1].mask, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
@@ -358,11 +359,12 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
         self._metrics[self._mode]["entropy"].pop()  # a mean over a micro-batch; dew reports the mean over the step
-        observe_loss(self, inputs, capture.passes[-1], loss)
+        observe_loss(self, inputs, capture.passes[-1])
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().training_step(*args, **kwargs)
+        loss: Tensor = super().training_step(*args, **kwargs)
+        self._statistics.add_loss(loss)
         if self.accelerator.sync_gradients:
             numbers = self._statistics.read(self.accelerator)
             self._step_loss = numbers.get("loss", 0.0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from accelerate.utils import gather_object
 from torch import Tensor
 from trl import GRPOTrainer
 
@@ -24,6 +25,7 @@ from dew.engines.trl.loss import loss_inputs, observe_loss
 from dew.engines.trl.rollout import dropout_off
 from dew.engines.trl.trainer import DewTrainer
 from dew.errors import ConfigError, Problem, did_you_mean
+from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
 
@@ -86,9 +88,16 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("scoring"):
             inputs: dict[str, Any] = super()._generate_and_score_completions(rows)
         with self._recorder.phase("records"):
+            ids, scored = inputs["completion_ids"].tolist(), capture.completion_ids
+            kept = [row[: len(answer)] for row, answer in zip(ids, scored, strict=False)]
+            if not all(gather_object([kept == scored and len(ids) == len(scored)])):
+                if self.state.global_step == 0:
+                    text = "dew.watch: %s changes the answers after TRL scored them, so they are not recorded."
+                    logger.warning(text, type(self).__name__)
+                return inputs
             old = self._old_policy(inputs)
             batch = make_batch(self, inputs, capture, old, rows if self._record_due else None)
-            advantages = gather_rows(self.accelerator, inputs["advantages"])[:, None]
+            advantages = gather_rows(self.accelerator, inputs["advantages"]).view(len(batch.group), -1)
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
             credit = replace(credit, advantages=torch.where(batch.mask, advantages, 0), flipped=None)
             numbers = metrics.generation_metrics(self, batch, credit)
@@ -130,12 +139,14 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
-        if self.model.training and capture.passes:
-            observe_loss(self, inputs, capture.passes[-1], loss)
+        scores = next((scores for scores in capture.passes if scores.entropy is not None), None)
+        if self.model.training and scores is not None and "verdict" in inputs:
+            observe_loss(self, inputs, scores)
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         loss: Tensor = super().training_step(*args, **kwargs)
+        self._statistics.add_loss(loss)
         if self.accelerator.sync_gradients:
             self._recorder.put(self._statistics.read(self.accelerator))
         return loss
@@ -154,7 +165,7 @@ def set_aside(folder: Path) -> None:
     """Move the log of an earlier run to a subfolder, because TRL allows a new run in a used folder."""
     names = ("run.json", "metrics.jsonl", "alarms.jsonl", "records")
     written = [path for name in names if (path := folder / name).exists()]
-    if not written:
+    if not written or not RunFolder(folder).used():
         return
     aside = folder / REPLACED
     aside = aside / str(1 + sum(1 for _ in aside.glob("*")))
