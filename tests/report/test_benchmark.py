@@ -88,7 +88,9 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
     assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
-    assert "In stage 2 (5 of 5 seeds)" in script.page(runs)[0].splitlines()[2]
+    some = {**runs, "stage2-A": [r for r in runs["stage2-A"] if r.arm not in ("kl_cov", "sapo")]}
+    assert re.search(r"2 \(5 of 5 seeds\), of 6 .* Runs of kl_cov and sapo, which .* missing", script.page(some)[0])
+    assert script.points("stage1", "C-train", runs) == [("dapo", rate) for rate in script.WIDE_RATES]
     with pytest.raises(ConfigError, match="not screened yet: dapo, dew"):
         script.finalists(runs)
     for _ in range(2):  # the candidates, then the placebo of the best that has one
@@ -124,6 +126,10 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     }  # fmt: skip
     assert rows["dew"].than_baseline["pass@1"].value == pytest.approx(0.05, abs=0.005)
     assert rows["dew"].than_placebo.value == pytest.approx(0.04, abs=0.005)
+    unpaired = [r for r in runs["stage3-A"] if not (r.arm == "dew(placebo=True)" and r.seed > 205)]
+    assert {row.arm: row.verdict for row in b.stage_rows("stage3", "A", {"stage3-A": unpaired})}["dew"] == "open"
+    early = {**runs, "stage3-A": [r for r in runs["stage3-A"] if r.seed < 206]}
+    assert not script.better("A", early) and "A has 6 of 14 seeds (no verdicts yet); C" in script.page(early)[0]
     # the page has all of it
     runs = plant(tmp_path, "replication", "A", lambda *_: 0.3)
     text, images = script.page(runs)
@@ -133,7 +139,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert re.search(r"\| fipo \| 5 \| \+0\.0.*\n\| stare \| 5 \| -0\.0", text)  # the screening
     assert re.search(r"\n\| dew \|\s+(\| 0\.\d{3} ){2}\| \*\*0\.\d{3}\*\* \|\n", text)  # the best of three rates
     first = text.split("\n")[2]  # the result
-    assert re.fullmatch(r"\*\*Against DAPO, by rule and task\.\*\* Win: .*dew.* \(A\).* Loss: .* Open: .*", first)
+    assert re.match(r"\*\*Rules that win .* so far: dew, .* Better .*: gtpo, .* Loss: grpo_s \(A\)\. Open: ", first)
     assert set(images) == {"benchmark-screen.svg", "benchmark-stage2.svg", "benchmark-stage3.svg"}
     assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}circle")) == len(rows) - 1
 

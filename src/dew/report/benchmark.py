@@ -197,7 +197,7 @@ def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, fi
     """Return the first verdict of the plan that applies."""
     if alpha is None:
         return "open"
-    better, other = (x is not None and x.value > 0 and x.holm < alpha for x in (d, placebo))
+    better, other = (x is not None and x.pairs >= d.pairs and x.value > 0 and x.holm < alpha for x in (d, placebo))
     if final and better and (other or not weights_tokens):
         return "win"
     if d.low >= -MARGIN and d.high <= MARGIN:
