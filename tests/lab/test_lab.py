@@ -709,10 +709,13 @@ def test_comparisons_at_the_same_rate_at_the_best_rates_and_with_the_control():
 
 @pytest.mark.parametrize("seeds", [2, 6])
 def test_the_number_of_seeds_that_it_takes_is_not_guessed_from_two(seeds, tmp_path):
-    found = invented({("a", 1.0): [0.5] * seeds, ("b", 1.0): [0.5 + 0.1 * (i % 2) for i in range(seeds)]})
+    base, other = [0.5] * seeds, [0.5 + 0.1 * (i % 2) for i in range(seeds)]
+    found = invented({("a", 1.0): base, ("b", 1.0): other, ("c", 1.0): base, ("d", 1.0): [0.6]})
+    found[-1] = dataclasses.replace(found[-1], seed=99)
     RunFolder(tmp_path).write_scores([{"k": 4, "solved": [[1, 2, 3]]}])
     text = markdown([dataclasses.replace(result, folder=tmp_path) for result in found])
-    assert ("seeds for a power" in text) == (seeds == 6)
+    assert ("deviation of 0.0548;" in text) == (seeds == 6)  # identical runs, such as c's, say nothing about noise
+    assert "No seed in common with a, so not compared: d." in text
 
 
 def test_a_task_without_runs_of_the_baseline_has_no_verdict_but_differences_from_controls():

@@ -7,7 +7,7 @@ from statistics import fmean, variance
 from dew.compare import Difference, Result, corrected, paired, read_result, verdicts
 from dew.compare.grid import main_scores, read_grid, run_folders
 from dew.compare.statistics import seeds_needed
-from dew.compare.verdicts import difference_table, markdown_table, table_note
+from dew.compare.verdicts import difference_table, listed, markdown_table, table_note
 from dew.errors import ConfigError, Problem, RecordError, unknown
 from dew.run.folder import RunFolder
 from dew.run.records import Json
@@ -109,8 +109,11 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     yield f"## {task}"
     compare = "best" if several_rates else "baseline"
     judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
+    alone = [name for name, _ in pairs(results, task, compare) if name not in {d.arm for d in judged}]
     nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
     yield from verdicts(judged) if judged else [nothing]
+    if judged and alone:
+        yield f"No seed in common with {results[0].arm}, so not compared: {listed(alone)}."
     if several_rates:
         yield "The best rates were chosen on these same seeds: confirm them on others (`--first-seed`)."
     rows = []
@@ -129,7 +132,7 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
 
 def noise(found: Sequence[Difference], results: Sequence[Result]) -> Iterator[str]:
     """A sentence on the noise of differences in pass@1, and the seeds needed to detect a difference of 0.01."""
-    found = [d for d in found if not d.too_few]
+    found = [d for d in found if not (d.too_few or d.equal)]
     sampled = [x for r in results if (x := _sampling_variance(r)) is not None]
     if not found or not sampled:
         return
