@@ -470,10 +470,12 @@ def test_a_rule_with_a_loss_of_nan_is_named_and_any_setting_can_be_written(easy,
     rule = RULE.replace("share: float = 0.5", "places: frozenset = frozenset({1})").partition("    def ")[0]
     rule += "    def loss(self, logp, part, advantages, *, count=None):\n"
     rule += "        return ((logp * advantages * part.mask).sum(-1) / part.mask.all(-1)).mean(), {}\n"
+    rule += "\n\nclass Zeros(DAPO):\n    name = 'zeros'\n    advantages = lambda self, x: 0 * super().advantages(x)\n"
     (tmp_path / "rule.py").write_text(rule)
-    said = []
-    found = study(["dapo", f"{tmp_path}/rule.py:Halved"], seeds=1, output=tmp_path / "out", say=said.append, **easy)
-    assert "halved: updates were skipped in" in said[-1] and not any("dapo: updates" in line for line in said)
+    arms, said = ["dapo", *(f"{tmp_path}/rule.py:{name}" for name in ("Halved", "Zeros"))], []
+    found = study(arms, seeds=1, output=tmp_path / "out", say=said.append, **easy)
+    assert re.match(r"halved: updates were skipped in \d of 5 generations", said[-2]) and "min left" in said[-3]
+    assert said[-1] == "zeros: nothing was trained: the gradient was 0 in every generation of every run."
     run = RunFolder(found[1].folder)
     assert run.run()["algorithm"]["settings"]["places"] == "frozenset({1})"
     assert None in [line["grad_norm"] for line in run.metrics()]

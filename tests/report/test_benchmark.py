@@ -37,7 +37,7 @@ def small(monkeypatch):
     """Fewer rules and seeds."""
     monkeypatch.setattr(b, "ARMS", ARMS)
     monkeypatch.setattr(b, "CANDIDATES", (RELATIVE, "fipo", "stare"))
-    seeds = {"start": {"A-train": 1, "C-train": 1}, "replication": {"A": 5}, "stage1": {"A-train": 2, "C-train": 2}}
+    seeds = {"start": {"A-train": 1, "C-train": 1}, "replication": {"A": 5}, "stage1": {"A-train": 3, "C-train": 3}}
     seeds |= {"stage2": {"A": 5}, "screen": {"A-train": 5}, "stage3": {"A": 14, "C": 8}}
     monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
 
@@ -77,7 +77,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
         script.points("stage2", "A", {})
     plant(tmp_path, "start", "A-train", lambda *_: 0.2)
     runs = plant(tmp_path, "stage1", "A-train", by_rate)
-    thirds = {(arm, 1.6e-4 if arm == "dew" else 2e-5, seed) for arm in ARMS for seed in (0, 1)}
+    thirds = {(arm, 1.6e-4 if arm == "dew" else 2e-5, seed) for arm in ARMS for seed in range(3)}
     assert set(script.missing("stage1", "A-train", runs)) == thirds  # on the side of the better of two
     runs = plant(tmp_path, "stage1", "A-train", by_rate)
     rates = {arm: 4e-5 for arm in ARMS if arm != "gspo"} | {"dew": 1.6e-4}
@@ -241,7 +241,7 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
     def train(stage, task, arms, output, **how):
         calls.append((stage, task, arms, how["learning_rates"], how.get("controls")))
         points = [("dapo", 4e-5), ("mine", 8e-5), *[("mine", 2e-5)] * (stage == "stage1")]
-        seeds = [(arm, rate, seed) for arm, rate in points for seed in range(5)]
+        seeds = [(arm, rate, seed) for arm, rate in points for seed in range(how.get("seeds", 5))]
         return [b.Result(x, seed, dict.fromkeys(b.SCORES, 5e3 * rate + seed), "gsm8k", rate) for x, rate, seed in seeds]
 
     monkeypatch.setattr(b, "train", train)
@@ -256,5 +256,8 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
     text = (tmp_path / "out" / "benchmark.md").read_text()
     assert re.search(r"\| grpo_s .*\n(.*\n)*\| mine \(yours\) \| 8e-05 \| 5 \|", text)
     assert "mine is ahead of dapo" in text
+    rates = ("--learning-rate", 2e-5, "--learning-rate", 8e-5)
+    code, said, error = dew("lab", "--benchmark", rule, "--quick", *rates, "--out", tmp_path / "trial")
+    assert code == 0 and "Only your rows: a trial has another model and task." in said and "grpo" not in said, error
     code, _, error = dew("lab", "--benchmark", rule, "--seeds", "3")
     assert code != 0 and "its own task" in error

@@ -138,12 +138,12 @@ def companions(arm: str) -> tuple[str | None, str | None]:
     return found.control, found.placebo
 
 
-def rate_means(runs: Sequence[Result]) -> dict[str, dict[float, float]]:
-    """Return the mean pass@1 of each arm at each learning rate that has all seeds of stage 1."""
+def rate_means(runs: Sequence[Result], seeds: int | None = None) -> dict[str, dict[float, float]]:
+    """Return the mean pass@1 of each arm at each learning rate that has all seeds (default: those of stage 1)."""
     of: dict[str, dict[float, list[float]]] = {}
     for r in runs:
         of.setdefault(r.arm, {}).setdefault(r.learning_rate or 0, []).append(r.scores["pass@1"])
-    seeds = STAGES["stage1"].seeds["A-train"]
+    seeds = seeds or STAGES["stage1"].seeds["A-train"]
     return {arm: {x: fmean(y) for x, y in sorted(at.items()) if len(y) >= seeds} for arm, at in of.items()}
 
 

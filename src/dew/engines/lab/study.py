@@ -9,7 +9,6 @@ arms, tasks, rates or seeds add runs. An interrupted stack resumes from STUDY/.s
 import math
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -267,11 +266,16 @@ class _Training:
         with ThreadPoolExecutor(8) as pool:  # one run after the other would wait seconds for the disk
             list(pool.map(write, range(len(stack.replicas))))
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        runs = zip(stack.replicas, metrics, strict=True)
-        skipped = Counter(x.arm.label for x, lines in runs for line in lines if not math.isfinite(line["grad_norm"]))
-        for arm, n in skipped.items():
-            where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
-            self.say(f"{arm}: updates were skipped in {n} generations: the gradient was NaN or infinite. {where}")
+        norms: dict[str, list[float]] = {}
+        for replica, lines in zip(stack.replicas, metrics, strict=True):
+            norms.setdefault(replica.arm.label, []).extend(line["grad_norm"] for line in lines)
+        for arm, of in norms.items():
+            if n := sum(not math.isfinite(x) for x in of):
+                where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
+                why = f"the gradient was NaN or infinite. {where}"
+                self.say(f"{arm}: updates were skipped in {n} of {len(of)} generations: {why}")
+            if not any(of):
+                self.say(f"{arm}: nothing was trained: the gradient was 0 in every generation of every run.")
 
 
 def _save(folder: Path, task: str, stack: Stack) -> None:
