@@ -153,8 +153,8 @@ def test_a_sentence_for_each_arm_that_differs_and_one_for_all_others():
         "pass@16 by 0.031 (0.030 to 0.032); within noise in accuracy at the end of training.",
         "grpo and otb are within noise of dapo in mean accuracy in training (±0.101).",
         "Too few seeds to compare new with dapo: 1 of at least 5.",
-        "Every run of dr_grpo is identical to that of dapo: its credit is the same, or differs by a constant factor, "
-        "which Adam cancels.",
+        "Every run of dr_grpo is identical to that of dapo: its credit is the same or differs by a constant factor, "
+        "which Adam cancels, or neither trained.",
     ]
     assert verdicts([]) == []
 

@@ -60,7 +60,7 @@ def _arm_verdict(arm: str, baseline: str, differences: Sequence[Difference]) -> 
 def _alike(kind: str, arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
     """One sentence for all arms of a kind: identical to the baseline, with too few seeds, or within noise."""
     if kind == "identical":
-        why = "its credit is the same, or differs by a constant factor, which Adam cancels"
+        why = "its credit is the same or differs by a constant factor, which Adam cancels, or neither trained"
         return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {why}."
     if kind == "few":
         seeds = min(d.pairs for of in arms.values() for d in of)
