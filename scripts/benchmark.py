@@ -277,7 +277,7 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
             parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/{name})", b.ABOUT]
         for task, found in rows.items():
             given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
-            seeds = " to ".join(str(n) for n in sorted({f(seeds_of(found)) for f in (min, max)}))
+            seeds = " to ".join(str(n) for n in sorted({end(seeds_of(found)) for end in (min, max)}))
             about = f"{seeds} of {b.STAGES[stage].seeds[task]} seeds."
             parts += [f"### {task}: {b.TASKS[task].title}", about, b.table(found)]
             parts += noise(given, runs[f"{stage}-{task}"])

@@ -21,7 +21,6 @@ from dew.report import benchmark as b
 from dew.rollouts import Rollouts
 
 ROOT = Path(__file__).parents[2]
-
 RELATIVE = "dew(entropy_clip=(0.01,100.0),compare=relative)"
 ARMS = ("dapo", "grpo", "gtpo", "grpo_s", "dew", "kl_cov", "sapo", "maxrl", "qae", "gspo")
 GAINS = {
@@ -30,6 +29,7 @@ GAINS = {
     "kl_cov": 0.02, "sapo": 0.004, "maxrl": 0.03, "qae": -0.02,
     RELATIVE: 0.02, f"{RELATIVE[:-1]},placebo=True)": -0.01, "fipo": 0.03, "stare": -0.01,
 }  # fmt: skip
+OTHERS = {"entropy": 0.3, "length/mean": 250.0, "credit/flipped_share": 0.0, "length/truncated_share": 0.1, "kl": 0.01}
 
 
 @pytest.fixture
@@ -40,9 +40,6 @@ def small(monkeypatch):
     seeds = {"start": {"A-train": 1, "C-train": 1}, "replication": {"A": 5}, "stage1": {"A-train": 3, "C-train": 3}}
     seeds |= {"stage2": {"A": 5}, "screen": {"A-train": 5}, "stage3": {"A": 14, "C": 8}}
     monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
-
-
-OTHERS = {"entropy": 0.3, "length/mean": 250.0, "credit/flipped_share": 0.0, "length/truncated_share": 0.1, "kl": 0.01}
 
 
 def plant(work, stage, task, score, only=()):
@@ -73,6 +70,8 @@ def gain(arm, rate):
 
 
 def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small, tmp_path):
+    assert [b.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
+    assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
     with pytest.raises(ConfigError, match="start on A-train lacks 1 runs"):
         script.points("stage2", "A", {})
     plant(tmp_path, "start", "A-train", lambda *_: 0.2)
@@ -153,11 +152,6 @@ def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
     in_the_loss = {arm for arm, x in rules.items() if x.penalises or x.needs_entropy == "current"} | {"fipo"}
     assert in_the_loss == b.IN_THE_LOSS.keys()
     assert weighting == {"gtpo", "dew", "forking_tokens", "clip_cov", "steer", "otb", *b.IN_THE_LOSS}
-
-
-def test_a_look_before_the_end_spends_its_own_alpha(small):
-    assert [b.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
-    assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
 
 
 def test_a_score_that_is_not_finite_in_a_run_has_no_mean():

@@ -206,8 +206,7 @@ def lab(
     given = mapping(settings, example="{group_size: 8}")
     of_task = given.pop("task_settings", {})
     if not model and (reward or of_task):
-        remedy = "Add --model, or remove them."
-        raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
+        raise ConfigError(Problem("--reward and task_settings are for language models.", remedy="Add --model."))
     from dew.engines.lab import markdown, study
 
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")

@@ -69,9 +69,8 @@ def pairs(results: Sequence[Result], task: str, compare: str) -> list[tuple[str,
         raise ConfigError(unknown(f"compare={compare!r} is not known.", compare, COMPARE))
     points, baseline = by_point(results, task), results[0].arm
     at = {(runs[0].arm, runs[0].learning_rate): name for name, runs in points.items()}
-    best: dict[str, str] = {}
-    for name, runs in sorted(points.items(), key=lambda x: fmean(r.scores["area"] for r in x[1])):
-        best[runs[0].arm] = name
+    ranked = sorted(points.items(), key=lambda x: fmean(r.scores["area"] for r in x[1]))
+    best = {runs[0].arm: name for name, runs in ranked}  # the last of an arm counts
     found = []
     for name, (run, *_) in points.items():
         if compare in ("control", "placebo"):
