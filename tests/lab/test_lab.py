@@ -634,13 +634,13 @@ def test_a_stack_that_does_not_fit_in_memory_is_halved(easy, tmp_path, monkeypat
 
 def test_studies_that_cannot_be_paired_are_not_merged(easy, tmp_path):
     study(["dapo"], seeds=1, output=tmp_path / "a", say=str, **easy)
-    for name in "bc":
+    for name, old, new in (("b", "", ""), ("c", '"prompts": 4', '"prompts": 8'), ("d", '"dapo": ""', '"dapo": "1"')):
         shutil.copytree(tmp_path / "a", tmp_path / name)
-    (run,) = (tmp_path / "b").rglob("run.json")
-    RunFolder(run.parent).write_run({"warm_start": {"digest": "other"}, "seed": 7})
-    grid = tmp_path / "c" / "grid.json"
-    grid.write_text(grid.read_text().replace('"prompts": 4', '"prompts": 8'))
-    for other, says in (("b", "They cannot be paired"), ("c", "different settings"), ("", "holds no study")):
+        grid = tmp_path / name / "grid.json"
+        grid.write_text(grid.read_text().replace(old, new))
+    RunFolder(next((tmp_path / "b").rglob("run.json")).parent).write_run({"warm_start": {"digest": "other"}, "seed": 7})
+    words = {"b": "They cannot be paired", "c": "different settings", "d": "code of a rule", "": "holds no study"}
+    for other, says in words.items():
         with pytest.raises(ConfigError, match=says):
             load_study(tmp_path / "a", tmp_path / other)
 

@@ -138,8 +138,7 @@ def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str
         means = [spread([r.scores[score] for r in runs]) for score in scores]
         rows.append([arm, str(len(runs)), *means, f"{fmean(r.groups for r in runs):,.0f}"])
     text = markdown_table(["arm", "seeds", *map(title, scores), "groups sampled per run"], rows)
-    if "±" in text:
-        text += "\nMean ± standard deviation over seeds.\n"
+    text += "\nMean ± standard deviation over seeds.\n" * ("±" in text)
     if not differences:
         return text
     return "\n\n".join([*verdicts(differences), text, difference_table(differences), table_note(differences)])

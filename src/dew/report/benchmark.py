@@ -86,7 +86,7 @@ STAGES = {
     "stage1": Stage(0, {"A-train": 4, "B-train": 4, "C-train": 4}, {"eval_problems": 192}),
     "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage2": Stage(100, {"A": 8}, {"eval_problems": 192}, random="A"),
-    "stage3": Stage(200, {"A": 16, "B": 8, "C": 8, "D": 8}, {"generations": 60, "eval_problems": 256}, random="CD"),
+    "stage3": Stage(200, {"A": 16, "C": 8, "B": 8, "D": 8}, {"generations": 60, "eval_problems": 256}, random="CD"),
 }
 """In order. `start` measures the accuracy before training, with three evaluations at a negligible learning rate."""
 
@@ -243,6 +243,6 @@ def table(rows: Sequence[Row]) -> str:
         for d in (first, row.than_placebo):
             p = f"{d.holm:.3f}" if d and d.holm >= 0.0005 else "<0.001"
             cells += [signed(d) if d else "", p if d and row.verdict else ""]
-        cells += [signed(d) if d else "" for d in others]
-        lines.append([*cells, *(score[name] for name in list(shown)[1:]), row.verdict])
+        cells += [*(signed(d) if d else "" for d in others), *(score[name] for name in list(shown)[1:])]
+        lines.append([*cells, row.verdict])
     return markdown_table(HEAD, lines)

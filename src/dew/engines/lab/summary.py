@@ -30,6 +30,9 @@ def load_study(*folders: Path | str) -> list[Result]:
         raise ConfigError(Problem(f"{missing[0]}: holds no study.", remedy="Give a folder that `dew lab` wrote."))
     if any(grid["settings"] != other["settings"] for grid in grids.values() for other in grids.values()):
         raise ConfigError(Problem("The studies have different settings.", remedy="Load them one by one."))
+    codes = {x for grid in grids.values() for x in grid["sources"].items()}
+    if len(codes) > len(dict(codes)):
+        raise ConfigError(Problem("The code of a rule differs between the studies.", remedy="Load them one by one."))
     arms = list(dict.fromkeys(arm for grid in grids.values() for arm in grid["arms"]))
     runs = (read_result(home) for folder in grids for home in run_folders(folder))
     found = {(r.task, r.arm, r.learning_rate, r.seed): r for r in runs}
