@@ -32,7 +32,7 @@ from scipy.stats import f, spearmanr
 from dew.compare import Difference, Result, corrected, paired
 from dew.compare.grid import run_folders
 from dew.compare.statistics import SIGNIFICANT, Interval
-from dew.compare.verdicts import markdown_table, signed
+from dew.compare.verdicts import listed, markdown_table, signed
 from dew.engines.lab.summary import noise
 from dew.errors import ConfigError, DewError, Problem
 from dew.files import write_atomically
@@ -92,7 +92,10 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
     if stage == "stage1" and task in TUNED.values():
         of = b.rate_means(runs.get(f"stage1-{task}", ())).get(b.BASELINE, {})
         best = [max(WIDE_RATES, key=of.__getitem__)] if of.keys() >= set(WIDE_RATES) else []
-        others = FINALISTS[1:] if not runs.get("stage2-A") or missing("stage2", "A", runs) else finalists(runs)[1:]
+        try:
+            others = finalists(runs)[1:]
+        except ConfigError:  # not known yet: these are finalists in any case
+            others = list(FINALISTS[1:])
         return [(b.BASELINE, rate) for rate in WIDE_RATES] + [
             (x, r * f) for r in best for x in others for f in (0.5, 1, 2)
         ]
@@ -182,9 +185,16 @@ def finalists(runs: Runs) -> list[str]:
 
 
 def better(task: str, runs: Runs) -> list[str]:
-    """The rules that are better than DAPO in stage 3, after Holm's correction."""
-    found = {row.arm: row.than_baseline[b.SCORES[0]] for row in b.stage_rows("stage3", task, runs) if row.verdict}
-    return [arm for arm, d in found.items() if d.value > 0 and d.holm < SIGNIFICANT]
+    """The rules that are better than DAPO in stage 3, after Holm's correction, in an analysis of the plan."""
+    rows = b.stage_rows("stage3", task, runs)
+    found = {row.arm: row.than_baseline[b.SCORES[0]] for row in rows if row.verdict}
+    alpha = b.alpha_of("stage3", task, min(seeds_of(rows), default=0)) or 0
+    return [arm for arm, d in found.items() if d.value > 0 and d.holm < alpha]
+
+
+def seeds_of(rows: Sequence[b.Row]) -> set[int]:
+    """The numbers of seeds that DAPO and the rules have."""
+    return {len(row.runs) for row in rows if row.verdict or row.arm == b.BASELINE}
 
 
 # ── commands ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -270,8 +280,9 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
             parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/{name})", b.ABOUT]
         for task, found in rows.items():
             given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
-            seeds = f"{max(len(row.runs) for row in found)} of {b.STAGES[stage].seeds[task]} seeds."
-            parts += [f"### {task}: {b.TASKS[task].title}", seeds, b.table(found)]
+            seeds = " to ".join(str(n) for n in sorted({end(seeds_of(found)) for end in (min, max)}))
+            about = f"{seeds} of {b.STAGES[stage].seeds[task]} seeds."
+            parts += [f"### {task}: {b.TASKS[task].title}", about, b.table(found)]
             parts += [*noise(given, runs[f"{stage}-{task}"]), *_components(found, runs.get("stage1-A-train", ()))]
     if screen := _screening(runs.get("screen-A-train", ())):
         text, images["benchmark-screen.svg"] = screen
@@ -292,22 +303,46 @@ def _answer(runs: Runs, replication: str) -> str:
     if not rows:
         first = "**No rule is known to beat DAPO in pass@1 on a language model.**"
         second = "Stage 3, which decides it, has not been run."
-        return " ".join([first, second, *_second(b.stage_rows("stage2", "A", runs)), replication])
-    parts = []
-    for word in ("win", "level", "loss", "open"):
-        arms = {task: [row.arm for row in found if row.verdict == word] for task, found in rows.items()}
-        texts = [f"{', '.join(names)} ({task})" for task, names in arms.items() if names]
-        parts.append(f"{word.capitalize()}: {'; '.join(texts) or 'none'}.")
-    return f"**Against DAPO, by rule and task.** {' '.join(parts)}"
+        return " ".join([first, second, *_second(runs), replication])
+    words = ("win", "level", "loss", "open")
+    of = {word: {task: [row.arm for row in x if row.verdict == word] for task, x in rows.items()} for word in words}
+    of["better"] = {task: [arm for arm in better(task, runs) if arm not in of["win"][task]] for task in rows}
+    text = {word: "; ".join(f"{', '.join(x)} ({task})" for task, x in arms.items() if x) for word, arms in of.items()}
+    unfinished = [about for task, n in b.STAGES["stage3"].seeds.items() if (about := _unfinished(task, n, rows))]
+    so_far = " so far" if unfinished else ""
+    won = f"Rules that win against DAPO in pass@1{so_far}: {text['win']}."
+    parts = [f"**{won if text['win'] else f'No rule wins against DAPO in pass@1{so_far}.'}**"]
+    parts += [f"Stage 3 is not finished: {'; '.join(unfinished)}."] * bool(unfinished)
+    parts += [f"Better than DAPO, but not known to be better than a placebo: {text['better']}."] * bool(text["better"])
+    return " ".join([*parts, *(f"{word.capitalize()}: {text[word] or 'none'}." for word in words[1:])])
 
 
-def _second(rows: Sequence[b.Row]) -> list[str]:
+def _unfinished(task: str, planned: int, rows: Mapping[str, Sequence[b.Row]]) -> str:
+    """How many of the planned seeds of stage 3 a task has, and what that allows; empty if it has all."""
+    seeds = min(seeds_of(rows.get(task, ())), default=0)
+    alpha = b.alpha_of("stage3", task, seeds)
+    about = "no verdicts yet" if alpha is None else f"interim analysis with alpha {alpha:g}"
+    return f"{task} has {seeds} of {planned} seeds{f' ({about})' if seeds else ''}" if seeds < planned else ""
+
+
+def _second(runs: Runs) -> list[str]:
+    rows = b.stage_rows("stage2", "A", runs)
     found = {row.arm: row.than_baseline[b.SCORES[0]] for row in rows if row.verdict}
     if not found:
         return []
-    clear = ", ".join(arm for arm, d in found.items() if d.holm < SIGNIFICANT) or "none"
-    seeds = f"{max(d.pairs for d in found.values())} of {b.STAGES['stage2'].seeds['A']} seeds"
-    return [f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, {clear} differs from DAPO."]
+    try:
+        planned = set(chosen_rates(runs))
+    except ConfigError:  # stage 1 is not finished
+        planned = set(b.ARMS)
+    most = max(d.pairs for d in found.values())
+    lacking = [x for x in b.ARMS[1:] if x in planned and (x not in found or found[x].pairs < most)]
+    clear = [arm for arm, d in found.items() if d.holm < SIGNIFICANT] or ["none"]
+    seeds = f"{most} of {b.STAGES['stage2'].seeds['A']} seeds"
+    return [
+        f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, {listed(clear)} "
+        f"{'differ' if len(clear) > 1 else 'differs'} from DAPO.",
+        *[f"Runs of {listed(lacking)}, which are also planned, are missing there."] * bool(lacking),
+    ]
 
 
 def _components(rows: Sequence[b.Row], tuning: Sequence[Result]) -> Iterator[str]:
@@ -326,13 +361,13 @@ def _components(rows: Sequence[b.Row], tuning: Sequence[Result]) -> Iterator[str
     between, over = (max(0.0, x.var(ddof=1) - error / m) ** 0.5 for x, m in ((rules, k), (seeded, n)))
     alike = spearmanr([max(tuned[arm]) for arm in tuned], [fmean(by_rule[arm].values()) for arm in tuned]).statistic
     ranges = sorted(max(of) - min(of) for of in tuned.values())
+    differ = "more than by chance" if (p := f.sf(ratio, n - 1, free)) < SIGNIFICANT else "no more than by chance"
     yield (
         f"How much rules differ (not planned in advance): in pass@1, the standard deviation between {n} rules is "
-        f"{between:.3f}, between seeds {over:.3f}, of the rest {error**0.5:.3f}. The rules are not all equal "
-        f"(F({n - 1}, {free}) = {ratio:.2f}, p = {f.sf(ratio, n - 1, free):.4f}), and stage 1, with other seeds and "
-        f"problems, ranks them in a similar order (Spearman's ρ = {alike:.2f}). In stage 1 the learning rate changes a "
-        f"rule's pass@1, a mean of few seeds, by {ranges[0]:.3f} to {ranges[-1]:.3f}, in the median by "
-        f"{median(ranges):.3f}."
+        f"{between:.3f}, between seeds {over:.3f}, of the rest {error**0.5:.3f}. Taken together, the rules differ "
+        f"{differ} (F({n - 1}, {free}) = {ratio:.2f}, p = {p:.4f}). The rank correlation of their pass@1 with that in "
+        f"stage 1, which has other seeds and problems, is {alike:.2f}. In stage 1 the learning rate changes a rule's "
+        f"pass@1, a mean of few seeds, by {ranges[0]:.3f} to {ranges[-1]:.3f}, in the median by {median(ranges):.3f}."
     )
 
 
@@ -436,7 +471,7 @@ def forest(tasks: Mapping[str, Sequence[b.Row]]) -> str:
         *(f'<text x="12" y="{top + line * i + 14}">{escape(arm)}</text>' for i, arm in enumerate(arms)),
     ]
     for column, (title, rows) in enumerate(tasks.items()):
-        zero, scale = left + width * (column + 0.5), (width / 2 - 14) / most
+        zero, scale = left + width * (column + 0.5), (width / 2 - 26) / most
         parts += [
             f'<text x="{zero}" y="46" text-anchor="middle">{title}</text>',
             f'<rect class="band" x="{zero - b.MARGIN * scale:.1f}" y="{top}" width="{2 * b.MARGIN * scale:.1f}" '

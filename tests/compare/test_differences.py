@@ -58,10 +58,6 @@ def test_rewards_beyond_1_are_not_clipped():
     assert (found.low, found.high) == pytest.approx((4 - 0.8419 * 9, 4 + 0.8419 * 1), abs=1e-3)
 
 
-def test_holm_by_hand():
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 · 0.01, then 2 · 0.03, then no less
-
-
 # ── Differences ───────────────────────────────────────────────────────────────────────────────────────────
 def test_a_difference_is_paired():
     """Seeds differ by up to 0.4, the arms by about 0.01 in every seed: pairing sees only the latter."""
@@ -88,7 +84,8 @@ def test_too_few_seeds(seeds):
     assert d.within_noise and d.verdict == f"too few seeds ({seeds} of at least 5)"
 
 
-def test_correction_is_over_the_arms_of_a_score():
+def test_holms_correction_is_over_the_arms_of_a_score():
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])  # 3 · 0.01, then 2 · 0.03, then no less
     values = (0.01, 0.02, 0.03, 0.02, 0.01)
     every = [difference(*values, arm=arm, score=score) for arm in "ab" for score in ("area", "final")]
     assert [d.holm for d in corrected(every)] == pytest.approx([2 * d.p for d in every])
@@ -153,8 +150,8 @@ def test_a_sentence_for_each_arm_that_differs_and_one_for_all_others():
         "pass@16 by 0.031 (0.030 to 0.032); within noise in accuracy at the end of training.",
         "grpo and otb are within noise of dapo in mean accuracy in training (±0.101).",
         "Too few seeds to compare new with dapo: 1 of at least 5.",
-        "Every run of dr_grpo is identical to that of dapo: its credit is the same, or differs by a constant factor, "
-        "which Adam cancels.",
+        "Every run of dr_grpo is identical to that of dapo: its credit is the same or differs by a constant factor, "
+        "which Adam cancels, or neither trained.",
     ]
     assert verdicts([]) == []
 
@@ -199,9 +196,7 @@ def test_a_grid_returns_what_is_not_finished(tmp_path):
     assert left == [cells[0], *cells[2:]] and read_grid(tmp_path / "g")["arms"] == ["dapo", "gtpo(alpha2=0.5)"]
     other = Cell("dapo", 0, task="countdown-4", learning_rate=3e-5, control="x")
     assert str(other.home) == "countdown-4/dapo-lr3e-05-seed0"
-    assert other.facts() == {
-        "arm": "dapo", "seed": 0, "control": "x", "data": "countdown-4", "learning_rate": 3e-5,
-    }  # fmt: skip
+    assert other.facts() == {"arm": "dapo", "seed": 0, "control": "x", "data": "countdown-4", "learning_rate": 3e-5}
     open_grid(tmp_path / "g", [Cell("grpo", 0)], {"max_steps": 5})  # added to the baseline
     assert read_grid(tmp_path / "g")["arms"] == ["dapo", "gtpo(alpha2=0.5)", "grpo"]
     open_grid(tmp_path / "g", [Cell("grpo", 0), Cell("dapo", 0)], {"max_steps": 5})

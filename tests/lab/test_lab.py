@@ -470,10 +470,12 @@ def test_a_rule_with_a_loss_of_nan_is_named_and_any_setting_can_be_written(easy,
     rule = RULE.replace("share: float = 0.5", "places: frozenset = frozenset({1})").partition("    def ")[0]
     rule += "    def loss(self, logp, part, advantages, *, count=None):\n"
     rule += "        return ((logp * advantages * part.mask).sum(-1) / part.mask.all(-1)).mean(), {}\n"
+    rule += "\n\nclass Zeros(DAPO):\n    name = 'zeros'\n    advantages = lambda self, x: 0 * super().advantages(x)\n"
     (tmp_path / "rule.py").write_text(rule)
-    said = []
-    found = study(["dapo", f"{tmp_path}/rule.py:Halved"], seeds=1, output=tmp_path / "out", say=said.append, **easy)
-    assert "halved: updates were skipped in" in said[-1] and not any("dapo: updates" in line for line in said)
+    arms, said = ["dapo", *(f"{tmp_path}/rule.py:{name}" for name in ("Halved", "Zeros"))], []
+    found = study(arms, seeds=1, output=tmp_path / "out", say=said.append, **easy)
+    assert re.match(r"halved: updates skipped in \d of 5 generations", said[-2]) and "min left" in said[-3]
+    assert said[-1] == "zeros: nothing was trained: the gradient was 0 in every generation of every run."
     run = RunFolder(found[1].folder)
     assert run.run()["algorithm"]["settings"]["places"] == "frozenset({1})"
     assert None in [line["grad_norm"] for line in run.metrics()]
@@ -588,6 +590,9 @@ def test_mistakes_in_a_study_are_explained(easy, tmp_path, dew):
     for settings, says in (("{widht: 64}", "Did you mean 'width'"), ("{width: big}", "width='big' is not a whole")):
         code, _, err = dew("lab", "dapo", "--settings", settings, "-o", tmp_path / "x")
         assert code == 1 and says in err
+    said = [dew("lab", "unknown", "--quick", *flags)[1] for flags in ([], ["--seeds", 8], ["--benchmark"])]
+    assert "Two seeds" in said[0] and "Use --seeds 8" in said[0] and not said[1]
+    assert "Two seeds" in said[2] and "--seeds" not in said[2]
 
 
 @pytest.mark.parametrize(("seconds", "saved"), [(0.0, [1, 2, 3, 4]), (1.0, [1, 3])])
@@ -627,21 +632,15 @@ def test_a_stack_that_does_not_fit_in_memory_is_halved(easy, tmp_path, monkeypat
         study(["gtpo"], **how)
 
 
-def test_a_quick_study_says_that_two_seeds_are_too_few_only_if_there_are_two(dew):
-    said = [dew("lab", "unknown", "--quick", *flags)[1] for flags in ([], ["--seeds", 8], ["--benchmark"])]
-    assert "Two seeds" in said[0] and "Use --seeds 8" in said[0] and not said[1]
-    assert "Two seeds" in said[2] and "--seeds" not in said[2]
-
-
 def test_studies_that_cannot_be_paired_are_not_merged(easy, tmp_path):
     study(["dapo"], seeds=1, output=tmp_path / "a", say=str, **easy)
-    for name in "bc":
+    for name, old, new in (("b", "", ""), ("c", '"prompts": 4', '"prompts": 8'), ("d", '"dapo": ""', '"dapo": "1"')):
         shutil.copytree(tmp_path / "a", tmp_path / name)
-    (run,) = (tmp_path / "b").rglob("run.json")
-    RunFolder(run.parent).write_run({"warm_start": {"digest": "other"}, "seed": 7})
-    grid = tmp_path / "c" / "grid.json"
-    grid.write_text(grid.read_text().replace('"prompts": 4', '"prompts": 8'))
-    for other, says in (("b", "They cannot be paired"), ("c", "different settings"), ("", "holds no study")):
+        grid = tmp_path / name / "grid.json"
+        grid.write_text(grid.read_text().replace(old, new))
+    RunFolder(next((tmp_path / "b").rglob("run.json")).parent).write_run({"warm_start": {"digest": "other"}, "seed": 7})
+    words = {"b": "They cannot be paired", "c": "different settings", "d": "code of a rule", "": "holds no study"}
+    for other, says in words.items():
         with pytest.raises(ConfigError, match=says):
             load_study(tmp_path / "a", tmp_path / other)
 
@@ -709,10 +708,13 @@ def test_comparisons_at_the_same_rate_at_the_best_rates_and_with_the_control():
 
 @pytest.mark.parametrize("seeds", [2, 6])
 def test_the_number_of_seeds_that_it_takes_is_not_guessed_from_two(seeds, tmp_path):
-    found = invented({("a", 1.0): [0.5] * seeds, ("b", 1.0): [0.5 + 0.1 * (i % 2) for i in range(seeds)]})
+    base, other = [0.5] * seeds, [0.5 + 0.1 * (i % 2) for i in range(seeds)]
+    found = invented({("a", 1.0): base, ("b", 1.0): other, ("c", 1.0): base, ("d", 1.0): [0.6]})
+    found[-1] = dataclasses.replace(found[-1], seed=99)
     RunFolder(tmp_path).write_scores([{"k": 4, "solved": [[1, 2, 3]]}])
     text = markdown([dataclasses.replace(result, folder=tmp_path) for result in found])
-    assert ("seeds for a power" in text) == (seeds == 6)
+    assert ("deviation of 0.0548;" in text) == (seeds == 6)  # identical runs, such as c's, say nothing about noise
+    assert "No seed in common with a, so not compared: d." in text
 
 
 def test_a_task_without_runs_of_the_baseline_has_no_verdict_but_differences_from_controls():

@@ -411,7 +411,7 @@ def test_only_comparable_runs_are_paired() -> None:
     assert pairs_of([*grpo, *dapo, run_with("again", "dapo", 0, 0.9)]) == {("dapo", "grpo"): (0.3, 0.2, 0.2)}
     failed = replace(dapo[0], metrics=dapo[0].metrics[:4])
     assert pairs_of([*grpo, failed, *dapo[1:]]) == {("dapo", "grpo"): (0.2, 0.2)}
-    assert "different lengths, 3 to 9 steps" in content_of([*grpo, failed])["findings"][0]["text"]
+    assert "The runs have 3 to 9 steps" in content_of([*grpo, failed])["findings"][0]["text"]
     unknown = [replace(run, facts={"algorithm": "grpo", "model": "m"}) for run in grpo]
     assert pairs_of([*unknown, *dapo]) == {}
     large = [replace(run, facts={**run.facts, "model": "large"}) for run in (*grpo, *dapo)]

@@ -206,8 +206,7 @@ def lab(
     given = mapping(settings, example="{group_size: 8}")
     of_task = given.pop("task_settings", {})
     if not model and (reward or of_task):
-        remedy = "Add --model, or remove them."
-        raise ConfigError(Problem("--reward and task_settings are for language models.", remedy=remedy))
+        raise ConfigError(Problem("--reward and task_settings are for language models.", remedy="Add --model."))
     from dew.engines.lab import markdown, study
 
     folder = output or Path("runs") / ("lab-quick" if quick else "lab")
@@ -253,15 +252,16 @@ def _benchmark(
     texts = list(arms)
     if len(rates) > 1:
         tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
-        best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried).items()}
+        best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried, how.get("seeds")).items()}
         texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
     found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
     alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
     own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
     with TemporaryDirectory() as work:
-        others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
-    note = "Your rows are last." if others else "The benchmark's own runs are not installed, so only yours are shown."
+        others = [] if quick else benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
+    missing = "a trial has another model and task" if quick else "the benchmark's own runs are not installed"
+    note = f"Your rows are last{f', trained on {model}' * bool(model)}." if others else f"Only your rows: {missing}."
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
     text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
     write_atomically(folder / "benchmark.md", f"{text}\n".encode())

@@ -213,10 +213,9 @@ def compare_arms(results: Sequence[Result], arm: str, baseline: str, score: str)
         if found := by_problem(one, other, score, **names):
             return found
     a, b = ({seed: r.scores[score] for seed, r in sorted(runs.items())} for runs in both)
-    difference = paired(a, b, score=score, unit="seeds", **names)
-    if difference is None:
-        raise ConfigError(f"{arm} and {baseline} have no seed in common for {score}.")
-    return difference
+    if difference := paired(a, b, score=score, unit="seeds", **names):
+        return difference
+    raise ConfigError(f"{arm} and {baseline} have no seed in common for {score}.")
 
 
 def compare_runs(results: Sequence[Result], baseline: str) -> list[Difference]:

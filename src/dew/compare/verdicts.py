@@ -60,7 +60,7 @@ def _arm_verdict(arm: str, baseline: str, differences: Sequence[Difference]) -> 
 def _alike(kind: str, arms: Mapping[str, Sequence[Difference]], baseline: str) -> str:
     """One sentence for all arms of a kind: identical to the baseline, with too few seeds, or within noise."""
     if kind == "identical":
-        why = "its credit is the same, or differs by a constant factor, which Adam cancels"
+        why = "its credit is the same or differs by a constant factor, which Adam cancels, or neither trained"
         return f"Every run of {listed(list(arms))} is identical to that of {baseline}: {why}."
     if kind == "few":
         seeds = min(d.pairs for of in arms.values() for d in of)
@@ -138,8 +138,7 @@ def summary(results: Sequence[Result], differences: Sequence[Difference]) -> str
         means = [spread([r.scores[score] for r in runs]) for score in scores]
         rows.append([arm, str(len(runs)), *means, f"{fmean(r.groups for r in runs):,.0f}"])
     text = markdown_table(["arm", "seeds", *map(title, scores), "groups sampled per run"], rows)
-    if "±" in text:
-        text += "\nMean ± standard deviation over seeds.\n"
+    text += "\nMean ± standard deviation over seeds.\n" * ("±" in text)
     if not differences:
         return text
     return "\n\n".join([*verdicts(differences), text, difference_table(differences), table_note(differences)])

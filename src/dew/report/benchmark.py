@@ -86,7 +86,7 @@ STAGES = {
     "stage1": Stage(0, {"A-train": 4, "B-train": 4, "C-train": 4}, {"eval_problems": 192}),
     "screen": Stage(500, {"A-train": 8}, {"generations": 20, "eval_problems": 192, "evaluations": 1}),
     "stage2": Stage(100, {"A": 8}, {"eval_problems": 192}, random="A"),
-    "stage3": Stage(200, {"A": 16, "B": 8, "C": 8, "D": 8}, {"generations": 60, "eval_problems": 256}, random="CD"),
+    "stage3": Stage(200, {"A": 16, "C": 8, "B": 8, "D": 8}, {"generations": 60, "eval_problems": 256}, random="CD"),
 }
 """In order. `start` measures the accuracy before training, with three evaluations at a negligible learning rate."""
 
@@ -138,12 +138,12 @@ def companions(arm: str) -> tuple[str | None, str | None]:
     return found.control, found.placebo
 
 
-def rate_means(runs: Sequence[Result]) -> dict[str, dict[float, float]]:
-    """Return the mean pass@1 of each arm at each learning rate that has all seeds of stage 1."""
+def rate_means(runs: Sequence[Result], seeds: int | None = None) -> dict[str, dict[float, float]]:
+    """Return the mean pass@1 of each arm at each learning rate that has all seeds (default: those of stage 1)."""
     of: dict[str, dict[float, list[float]]] = {}
     for r in runs:
         of.setdefault(r.arm, {}).setdefault(r.learning_rate or 0, []).append(r.scores["pass@1"])
-    seeds = STAGES["stage1"].seeds["A-train"]
+    seeds = seeds or STAGES["stage1"].seeds["A-train"]
     return {arm: {x: fmean(y) for x, y in sorted(at.items()) if len(y) >= seeds} for arm, at in of.items()}
 
 
@@ -197,7 +197,7 @@ def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, fi
     """Return the first verdict of the plan that applies."""
     if alpha is None:
         return "open"
-    better, other = (x is not None and x.value > 0 and x.holm < alpha for x in (d, placebo))
+    better, other = (x is not None and x.pairs >= d.pairs and x.value > 0 and x.holm < alpha for x in (d, placebo))
     if final and better and (other or not weights_tokens):
         return "win"
     if d.low >= -MARGIN and d.high <= MARGIN:
@@ -243,6 +243,6 @@ def table(rows: Sequence[Row]) -> str:
         for d in (first, row.than_placebo):
             p = f"{d.holm:.3f}" if d and d.holm >= 0.0005 else "<0.001"
             cells += [signed(d) if d else "", p if d and row.verdict else ""]
-        cells += [signed(d) if d else "" for d in others]
-        lines.append([*cells, *(score[name] for name in list(shown)[1:]), row.verdict])
+        cells += [*(signed(d) if d else "" for d in others), *(score[name] for name in list(shown)[1:])]
+        lines.append([*cells, row.verdict])
     return markdown_table(HEAD, lines)

@@ -236,9 +236,7 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
 def _lengths(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
     steps = [{_steps(runs[i]) for arm in pair for i in arm["runs"]} for pair in _compared(arms)]
     low, high = (end((end(of) for of in steps if len(of) > 1), default=0) for end in (min, max))
-    text = (
-        f"The runs have different lengths, {low} to {high} steps: means over training are paired at equal lengths only."
-    )
+    text = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
     return [{"kind": "verdict", "text": text, "link": "#curves"}] if low < high else []
 
 

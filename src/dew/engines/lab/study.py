@@ -9,7 +9,6 @@ arms, tasks, rates or seeds add runs. An interrupted stack resumes from STUDY/.s
 import math
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -149,8 +148,7 @@ def _check_start(runs: Path, digest: str) -> None:
     for home in run_folders(runs):
         if (old := RunFolder(home).run()["warm_start"]["digest"]) != digest:
             what = f"{home}: started from policy {old}, new runs would start from {digest}."
-            remedy = "Choose another folder, or restore the warm start."
-            raise ConfigError(Problem(what, "They could not be paired.", remedy))
+            raise ConfigError(Problem(what, "They could not be paired.", "Choose another folder with --out."))
 
 
 def write_run(
@@ -267,17 +265,18 @@ class _Training:
         with ThreadPoolExecutor(8) as pool:  # one run after the other would wait seconds for the disk
             list(pool.map(write, range(len(stack.replicas))))
         (self.folder / CHECKPOINT).unlink(missing_ok=True)
-        runs = zip(stack.replicas, metrics, strict=True)
-        skipped = Counter(x.arm.label for x, lines in runs for line in lines if not math.isfinite(line["grad_norm"]))
-        for arm, n in skipped.items():
-            where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
-            self.say(f"{arm}: updates were skipped in {n} generations: the gradient was NaN or infinite. {where}")
+        for arm, runs in groupby(zip(stack.replicas, metrics, strict=True), key=lambda run: run[0].arm.label):
+            of = [line["grad_norm"] for _, lines in runs for line in lines]
+            if n := sum(not math.isfinite(norm) for norm in of):
+                where = "Look for a division by 0 in its loss, e.g. by the number of live tokens of a masked answer."
+                self.say(f"{arm}: updates skipped in {n} of {len(of)} generations: NaN or infinite gradient. {where}")
+            if not any(of):
+                self.say(f"{arm}: nothing was trained: the gradient was 0 in every generation of every run.")
 
 
 def _save(folder: Path, task: str, stack: Stack) -> None:
-    homes = [str(_cell(task, x).home) for x in stack.replicas]
     kept = folder / f"{CHECKPOINT}.new"
-    torch.save({"homes": homes, "state": stack.state()}, kept)
+    torch.save({"homes": [str(_cell(task, x).home) for x in stack.replicas], "state": stack.state()}, kept)
     kept.replace(folder / CHECKPOINT)
 
 

@@ -7,7 +7,7 @@ from statistics import fmean, variance
 from dew.compare import Difference, Result, corrected, paired, read_result, verdicts
 from dew.compare.grid import main_scores, read_grid, run_folders
 from dew.compare.statistics import seeds_needed
-from dew.compare.verdicts import difference_table, markdown_table, table_note
+from dew.compare.verdicts import difference_table, listed, markdown_table, table_note
 from dew.errors import ConfigError, Problem, RecordError, unknown
 from dew.run.folder import RunFolder
 from dew.run.records import Json
@@ -30,6 +30,9 @@ def load_study(*folders: Path | str) -> list[Result]:
         raise ConfigError(Problem(f"{missing[0]}: holds no study.", remedy="Give a folder that `dew lab` wrote."))
     if any(grid["settings"] != other["settings"] for grid in grids.values() for other in grids.values()):
         raise ConfigError(Problem("The studies have different settings.", remedy="Load them one by one."))
+    codes = {x for grid in grids.values() for x in grid["sources"].items()}
+    if len(codes) > len(dict(codes)):
+        raise ConfigError(Problem("The code of a rule differs between the studies.", remedy="Load them one by one."))
     arms = list(dict.fromkeys(arm for grid in grids.values() for arm in grid["arms"]))
     runs = (read_result(home) for folder in grids for home in run_folders(folder))
     found = {(r.task, r.arm, r.learning_rate, r.seed): r for r in runs}
@@ -69,9 +72,8 @@ def pairs(results: Sequence[Result], task: str, compare: str) -> list[tuple[str,
         raise ConfigError(unknown(f"compare={compare!r} is not known.", compare, COMPARE))
     points, baseline = by_point(results, task), results[0].arm
     at = {(runs[0].arm, runs[0].learning_rate): name for name, runs in points.items()}
-    best: dict[str, str] = {}
-    for name, runs in sorted(points.items(), key=lambda x: fmean(r.scores["area"] for r in x[1])):
-        best[runs[0].arm] = name
+    ranked = sorted(points.items(), key=lambda x: fmean(r.scores["area"] for r in x[1]))
+    best = {runs[0].arm: name for name, runs in ranked}  # the last of an arm counts
     found = []
     for name, (run, *_) in points.items():
         if compare in ("control", "placebo"):
@@ -109,8 +111,11 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     yield f"## {task}"
     compare = "best" if several_rates else "baseline"
     judged = [d for score in [*scores, "entropy"] for d in differences(results, task, score, compare)]
+    alone = [name for name, _ in pairs(results, task, compare) if name not in {d.arm for d in judged}]
     nothing = f"Nothing to compare: no other arm was trained with the seeds of {results[0].arm}, the baseline."
     yield from verdicts(judged) if judged else [nothing]
+    if judged and alone:
+        yield f"No seed in common with {results[0].arm}, so not compared: {listed(alone)}."
     if several_rates:
         yield "The best rates were chosen on these same seeds: confirm them on others (`--first-seed`)."
     rows = []
@@ -129,7 +134,7 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
 
 def noise(found: Sequence[Difference], results: Sequence[Result]) -> Iterator[str]:
     """A sentence on the noise of differences in pass@1, and the seeds needed to detect a difference of 0.01."""
-    found = [d for d in found if not d.too_few]
+    found = [d for d in found if not (d.too_few or d.equal)]
     sampled = [x for r in results if (x := _sampling_variance(r)) is not None]
     if not found or not sampled:
         return
