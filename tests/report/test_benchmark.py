@@ -7,9 +7,10 @@ from pathlib import Path
 from random import Random
 from xml.etree import ElementTree
 
+import benchmark as script
+import benchmark_stages as stages
 import pytest
 import torch
-from scripts import benchmark as script
 
 from dew.algorithms import DAPO, get_algorithm
 from dew.compare.grid import Cell, open_grid
@@ -45,7 +46,7 @@ def small(monkeypatch):
 def plant(work, stage, task, score, only=()):
     """Runs of all that is missing, with `score(arm, rate)` and noise as pass@1."""
     runs = b.read(work / "no data", work)
-    todo = [x for x in script.missing(stage, task, runs) if x[0] in only or not only]
+    todo = [x for x in stages.missing(stage, task, runs) if x[0] in only or not only]
     cells = [Cell(arm, seed, "gsm8k", rate) for arm, rate, seed in todo]
     settings = {"eval_problems": 3, "eval_k": 4, "model": "m"}
     open_grid(work / f"{stage}-{task}", cells, settings, say=lambda _: None)
@@ -73,46 +74,46 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert [b.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
     assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
     with pytest.raises(ConfigError, match="start on A-train lacks 1 runs"):
-        script.points("stage2", "A", {})
+        stages.points("stage2", "A", {})
     plant(tmp_path, "start", "A-train", lambda *_: 0.2)
     runs = plant(tmp_path, "stage1", "A-train", by_rate)
     thirds = {(arm, 1.6e-4 if arm == "dew" else 2e-5, seed) for arm in ARMS for seed in range(3)}
-    assert set(script.missing("stage1", "A-train", runs)) == thirds  # on the side of the better of two
+    assert set(stages.missing("stage1", "A-train", runs)) == thirds  # on the side of the better of two
     runs = plant(tmp_path, "stage1", "A-train", by_rate)
     rates = {arm: 4e-5 for arm in ARMS if arm != "gspo"} | {"dew": 1.6e-4}
-    assert script.chosen_rates(runs) == rates
-    points = dict(script.points("stage2", "A", runs))
-    assert points == rates | {script.RANDOM: 4e-5}
-    parsed = parse_arms(script.texts(points.items()), [], controls=False)
+    assert stages.chosen_rates(runs) == rates
+    points = dict(stages.points("stage2", "A", runs))
+    assert points == rates | {stages.RANDOM: 4e-5}
+    parsed = parse_arms(stages.texts(points.items()), [], controls=False)
     assert [(arm.label, arm.learning_rate) for arm in parsed] == list(points.items())
     runs = plant(tmp_path, "stage2", "A", gain)
     assert {row.verdict for row in b.stage_rows("stage2", "A", runs)} == {"", "open", "level", "loss"}  # no win yet
     some = {**runs, "stage2-A": [r for r in runs["stage2-A"] if r.arm not in ("kl_cov", "sapo")]}
     assert re.search(r"2 \(5 of 5 seeds\), of 6 .* Runs of kl_cov and sapo, which .* missing", script.page(some)[0])
-    assert script.points("stage1", "C-train", runs) == [("dapo", rate) for rate in script.WIDE_RATES]
+    assert stages.points("stage1", "C-train", runs) == [("dapo", rate) for rate in stages.WIDE_RATES]
     with pytest.raises(ConfigError, match="not screened yet: dapo, dew"):
-        script.finalists(runs)
+        stages.finalists(runs)
     for _ in range(2):  # the candidates, then the placebo of the best that has one
         runs = plant(tmp_path, "screen", "A-train", lambda arm, rate: gain(arm, rate) + 100 * rate * (arm == "fipo"))
     placebo = b.companions(RELATIVE)[1]
     assert {r.arm for r in runs["screen-A-train"]} == {"dapo", *b.CANDIDATES, placebo}
-    assert script.screened(runs) == {"fipo": 8e-5, RELATIVE: pytest.approx(6e-5, abs=2.1e-5)}
-    assert script.finalists(runs)[:5] == ["dapo", "grpo", "dew", "gtpo", "grpo_s"]
-    assert script.finalists(runs)[5:] == ["maxrl", "kl_cov", "sapo", "fipo", RELATIVE]
-    points = dict(script.points("stage3", "A", runs))
-    assert points.keys() - set(script.finalists(runs)) == {*b.companions("dew"), *b.companions("gtpo")}
+    assert stages.screened(runs) == {"fipo": 8e-5, RELATIVE: pytest.approx(6e-5, abs=2.1e-5)}
+    assert stages.finalists(runs)[:5] == ["dapo", "grpo", "dew", "gtpo", "grpo_s"]
+    assert stages.finalists(runs)[5:] == ["maxrl", "kl_cov", "sapo", "fipo", RELATIVE]
+    points = dict(stages.points("stage3", "A", runs))
+    assert points.keys() - set(stages.finalists(runs)) == {*b.companions("dew"), *b.companions("gtpo")}
     assert points["dew(placebo=True)"] == 1.6e-4 and points["fipo"] == 8e-5
     plant(tmp_path, "start", "C-train", lambda *_: 0.2)
     for _ in range(2):  # DAPO's rates on C, then three for the others
         with pytest.raises(ConfigError, match="C-train lacks"):
-            script.points("stage3", "C", runs)
+            stages.points("stage3", "C", runs)
         runs = plant(
             tmp_path, "stage1", "C-train", lambda arm, rate: 0.5 - 1000 * abs(rate - 3.2e-4 / (1 + (arm == "dew")))
         )
-    rates = {arm: 3.2e-4 for arm in script.finalists(runs)} | {"dew": 1.6e-4, script.RANDOM: 3.2e-4}
-    assert dict(script.points("stage3", "C", runs)) == rates
+    rates = {arm: 3.2e-4 for arm in stages.finalists(runs)} | {"dew": 1.6e-4, stages.RANDOM: 3.2e-4}
+    assert dict(stages.points("stage3", "C", runs)) == rates
     runs = plant(tmp_path, "stage3", "A", gain)
-    assert {arm for arm, _, _ in script.missing("stage3", "A", runs)} == {placebo}  # it is better than DAPO
+    assert {arm for arm, _, _ in stages.missing("stage3", "A", runs)} == {placebo}  # it is better than DAPO
     assert next(row for row in b.stage_rows("stage3", "A", runs) if row.arm == RELATIVE).verdict == "open"
     runs = plant(tmp_path, "stage3", "A", gain)
     rows = {row.arm: row for row in b.stage_rows("stage3", "A", runs)}
@@ -128,7 +129,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     unpaired = [r for r in runs["stage3-A"] if not (r.arm == "dew(placebo=True)" and r.seed > 205)]
     assert {row.arm: row.verdict for row in b.stage_rows("stage3", "A", {"stage3-A": unpaired})}["dew"] == "open"
     early = {**runs, "stage3-A": [r for r in runs["stage3-A"] if r.seed < 206]}
-    assert not script.better("A", early) and "A has 6 of 14 seeds (no verdicts yet); C" in script.page(early)[0]
+    assert not stages.better("A", early) and "A has 6 of 14 seeds (no verdicts yet); C" in script.page(early)[0]
     # the page has all of it
     runs = plant(tmp_path, "replication", "A", lambda *_: 0.3)
     text, images = script.page(runs)
@@ -140,7 +141,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     first = text.split("\n")[2]  # the result
     assert re.match(r"\*\*Rules that win .* so far: dew, .* Better .*: gtpo, .* Loss: grpo_s \(A\)\. Open: ", first)
     assert set(images) == {"benchmark-screen.svg", "benchmark-stage2.svg", "benchmark-stage3.svg"}
-    assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}circle")) == len(rows) - 1
+    assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}g")) == len(rows) - 1
 
 
 def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
@@ -157,7 +158,7 @@ def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
 def test_a_score_that_is_not_finite_in_a_run_has_no_mean():
     scores = ({"area": 0.5, "entropy": 0.5, "length": 9, "flipped": 0}, {"area": 0.5, "length": 9, "flipped": 0})
     runs = [b.Result("dapo", seed, of, "t", 1e-5) for seed, of in enumerate(scores)]
-    assert "|  |  | 9 |" in b.table(b.compare(runs, {})) and "| 0.500 |  | 9.000 |" in markdown(runs)
+    assert "| dapo | 1e-05 | 2 | 9 |" in b.table(b.compare(runs, {})) and "| 0.500 |  | 9.000 |" in markdown(runs)
 
 
 def test_earlier_runs_at_other_rates_are_left_out(monkeypatch):
@@ -177,7 +178,7 @@ def test_runs_are_archived_once_and_read_again(small, tmp_path):
     assert [path.name for path in script.pack(work, data)] == ["002.jsonl.gz"]
     again = b.read(data, tmp_path / "other")
     assert len({str([(r.arm, r.seed, r.scores) for r in of["replication-A"]]) for of in (again, runs)}) == 1
-    assert not script.missing("replication", "A", again) and not list((tmp_path / "other").rglob("adapter*"))
+    assert not stages.missing("replication", "A", again) and not list((tmp_path / "other").rglob("adapter*"))
 
 
 def test_random_rewards_do_not_see_the_rewards():
@@ -186,7 +187,7 @@ def test_random_rewards_do_not_see_the_rewards():
     found = []
     for reward in (torch.zeros(400, 8), torch.rand(400, 8, generator=random).round()):
         rollouts = Rollouts(mask=mask, reward=reward, logp=logp)
-        rule = get_algorithm(f"{script.OWN}:RandomRewards")
+        rule = get_algorithm(f"{stages.OWN}:RandomRewards")
         found.append((rule.advantages(rollouts), rule.signal(rollouts)))
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
     coins = rule._tossed(rollouts).reward

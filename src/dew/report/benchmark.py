@@ -245,4 +245,5 @@ def table(rows: Sequence[Row]) -> str:
             cells += [signed(d) if d else "", p if d and row.verdict else ""]
         cells += [*(signed(d) if d else "" for d in others), *(score[name] for name in list(shown)[1:])]
         lines.append([*cells, row.verdict])
-    return markdown_table(HEAD, lines)
+    columns = [i for i, _ in enumerate(HEAD) if any(line[i] for line in lines)]
+    return markdown_table([HEAD[i] for i in columns], [[line[i] for i in columns] for line in lines])
