@@ -8,7 +8,9 @@ from random import Random
 from xml.etree import ElementTree
 
 import benchmark as script
+import benchmark_simulation as simulation
 import benchmark_stages as stages
+import numpy as np
 import pytest
 import torch
 
@@ -142,6 +144,11 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert re.match(r"\*\*Rules that win .* so far: dew, .* Better .*: gtpo, .* Loss: grpo_s \(A\)\. Open: ", first)
     assert set(images) == {"benchmark-screen.svg", "benchmark-stage2.svg", "benchmark-stage3.svg"}
     assert len(ElementTree.fromstring(images["benchmark-stage3.svg"]).findall(".//{*}g")) == len(rows) - 1
+
+
+def test_in_a_simulated_stage_3_a_win_needs_more_than_the_placebo():
+    gains = {"dew": 0.05, "gtpo": 0.05, "gtpo(placebo=True)": 0.05}
+    assert simulation.wins(simulation.study(np.random.default_rng(0), gains)) == {"dew"}
 
 
 def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
