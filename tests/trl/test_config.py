@@ -120,6 +120,7 @@ REJECTED = {
     "greedy sampling": ({"temperature": 0.0}, "temperature=0.0. Give a number > 0"),
     "no time for rewards": ({"reward_timeout": 0}, "reward_timeout=0. Give a number > 0"),
     "several answers at once": ({"generation_kwargs": {"n": 2}}, "n': 2}: each prompt already has num_generations"),
+    "another temperature": ({"generation_kwargs": {"temperature": 0.7}}, "computed at the setting `temperature`"),
     "a stop string without vLLM": ({"generation_kwargs": '{"stop_strings": ["a"]}'}, "only with use_vllm=True"),
     "records": ({"records_groups": 0}, "records_groups=0"),
     "soft overlong without a buffer": ({"algorithm_kwargs": {"overlong": "soft"}}, "overlong_buffer"),

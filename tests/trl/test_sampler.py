@@ -89,7 +89,7 @@ def test_the_alarm_tells_distance_from_rounding():
 
 @pytest.mark.parametrize("given", [{"top_p": 0.9}, {"top_k": 20}, {"min_p": 0.1}, {"repetition_penalty": 1.2}])
 def test_sampling_that_changes_vllms_log_probabilities_is_warned_about(tmp_path, given):
-    more = {**given, "logprobs": 3, "temperature": 0.7}  # of three log-probabilities TRL takes the largest
+    more = {**given, "logprobs": 3}  # of three log-probabilities TRL takes the largest
     for args in (tiny.config(tmp_path, **given), tiny.config(tmp_path, generation_kwargs=more)):
         assert not args.warnings()
         args.use_vllm = True  # without it installed, TRL does not accept the setting

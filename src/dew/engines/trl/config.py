@@ -121,13 +121,11 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         unit = self.per_device_train_batch_size * self.batches.processes
         found = [self.batches.misaligned("steps_per_generation", unit)]
         off = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1, "logprobs": 0}
-        off["temperature"] = self.temperature
         used = {**vars(self), **(self.generation_kwargs or {})}
         given = ", ".join(f"{x}={used[x]}" for x, value in off.items() if used.get(x) not in (None, -1, value))
         if self.use_vllm and given:
             why = "vLLM's log-probabilities are then not those of the policy, which biases the importance ratio."
-            remedy = "Keep the defaults; a temperature belongs in `temperature`."
-            found.append(Problem(f"{given} with vLLM:", why, remedy))
+            found.append(Problem(f"{given} with vLLM:", why, "Keep the defaults."))
         return [problem for problem in found if problem is not None]
 
     def _read_algorithm(self) -> list[Problem]:
@@ -196,7 +194,9 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         stops = "TRL stops at strings only with use_vllm=True and 'stop'."
         why = {"n": several, "num_return_sequences": several, "stop_strings": stops}
         why |= {} if self.use_vllm else {"stop": stops}
-        given = {x: value for x, value in (self.generation_kwargs or {}).items() if x in why and value not in (None, 1)}
+        why["temperature"] = "log-probabilities and entropies are computed at the setting `temperature`; change that."
+        off = {"n": 1, "num_return_sequences": 1, "temperature": self.temperature}
+        given = {x: y for x, y in (self.generation_kwargs or {}).items() if x in why and y not in (None, off.get(x))}
         return [Problem(f"generation_kwargs={{{x!r}: {given[x]!r}}}: {why[x]}", remedy=f"Remove {x!r}.") for x in given]
 
     def guide_problems(self) -> list[Problem]:
