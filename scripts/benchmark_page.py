@@ -41,7 +41,8 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
             seeds = " to ".join(str(n) for n in sorted({end(seeds_of(found)) for end in (min, max)}))
             about = f"{seeds} of {b.STAGES[stage].seeds[task]} seeds."
             parts += [f"### {task}: {b.TASKS[task].title}", about, b.table(found)]
-            parts += [*noise(given, runs[f"{stage}-{task}"]), *_components(found, runs.get("stage1-A-train", ()))]
+            parts += noise(given, runs[f"{stage}-{task}"])
+            parts += _components(found, runs.get("stage1-A-train", ())) if stage == "stage2" else []
     if screen := _screening(runs.get("screen-A-train", ())):
         text, images["benchmark-screen.svg"] = screen
         parts += ["## Screening of further candidates", text]
