@@ -166,7 +166,7 @@ def load_vllm(folder: str, **settings: Any) -> Any:
     try:
         from vllm import LLM
     except ImportError:
-        remedy = "Install it into a separate environment (locks/vllm.txt): it pins its own transformers."
+        remedy = 'Install "trl[vllm]" into a separate environment: vLLM pins its own transformers.'
         raise EngineError(Problem("engine vllm: vLLM is not installed.", remedy=remedy)) from None
     return LLM(model=folder, **settings)
 
