@@ -70,9 +70,11 @@ def test_dew_train_does_not_end_well_if_the_rule_exits(rule, dew, tmp_path):
 @pytest.mark.parametrize(
     "deed",
     [
-        "os._exit(0)",
         "while True: pass",
-        *(pytest.param(x, marks=pytest.mark.slow) for x in ("os.fork()", r"raise ValueError('\x1b[2Jcleared')")),
+        *(
+            pytest.param(x, marks=pytest.mark.slow)
+            for x in ("os._exit(0)", "os.fork()", r"raise ValueError('\x1b[2Jcleared')")
+        ),
     ],
 )
 def test_dew_lab_does_not_call_a_study_done_if_the_rule_misbehaves(rule, dew, deed, tmp_path):

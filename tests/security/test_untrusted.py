@@ -173,7 +173,7 @@ LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 
 @pytest.mark.parametrize(
     "text",
-    [LAUGHS, MERGES, "a: &a [*a]", "a: &a {b: *a}", "a: &a {<<: *a}", "x: " + "[" * 1000, "a: 1\n" * 20_000,
+    [LAUGHS, MERGES, "a: &a [*a]", "a: &a {b: *a}", "a: &a {<<: *a}", "x: " + "[" * 1000, "a: 1\n" * 4_000,
      "k" * 300_000 + ": 1", "a: " + "9" * 5000, "? {a: 1}\n: 2", "a: !!timestamp 2001-99-99", "a: !!int x",
      "a: !!float x", "a: !!binary '\x80'", "a: !!pairs x", "a: !!set {b, c}", "&a : *a",
      "a: 2001-12-14t21:59:43.10-05:99"],

@@ -106,6 +106,7 @@ def test_no_cudnn_attention(tmp_path):
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
+@pytest.mark.slow
 def test_compiled_layers_are_not_compiled_again_for_sampling(tmp_path):
     """`generate` has a cache of its own for every layer, and so a graph: beyond eight, torch stops compiling."""
     torch._dynamo.reset()
