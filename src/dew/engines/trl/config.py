@@ -189,7 +189,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return [Problem(f"{self.batches}.", remedy=remedy)]
 
     def _generation_problems(self) -> list[Problem]:
-        """Return problems with `generation_kwargs` that TRL ignores, or that end in wrong scores or unrelated errors."""
+        """Return problems with `generation_kwargs` that TRL ignores, or that end in wrong scores or other errors."""
         several = "each prompt already has num_generations answers."
         stops = "TRL stops at strings only with use_vllm=True and 'stop'."
         why = {"n": several, "num_return_sequences": several, "stop_strings": stops}
