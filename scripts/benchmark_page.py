@@ -58,16 +58,17 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
 
 def _answer(runs: Runs, replication: str) -> str:
     """The result so far, in a few sentences."""
-    rows = {task: found for task in b.STAGES["stage3"].seeds if (found := b.stage_rows("stage3", task, runs))}
+    begun = {task: found for task in b.STAGES["stage3"].seeds if (found := b.stage_rows("stage3", task, runs))}
+    unfinished = [about for task, n in b.STAGES["stage3"].seeds.items() if (about := _unfinished(task, n, begun))]
+    rows = {task: found for task, found in begun.items() if _alpha(task, found) is not None}
     if not rows:
         first = "**No rule is known to beat DAPO in pass@1 on a language model.**"
-        second = "Stage 3, which decides it, has not been run."
-        return " ".join([first, second, *_second(runs), replication])
+        second = f"Stage 3 decides it: {'; '.join(unfinished)}."
+        return " ".join([first, *_second(runs), second, replication])
     words = ("win", "level", "loss", "open")
     of = {word: {task: [row.arm for row in x if row.verdict == word] for task, x in rows.items()} for word in words}
     of["better"] = {task: [arm for arm in better(task, runs) if arm not in of["win"][task]] for task in rows}
     text = {word: "; ".join(f"{', '.join(x)} ({task})" for task, x in arms.items() if x) for word, arms in of.items()}
-    unfinished = [about for task, n in b.STAGES["stage3"].seeds.items() if (about := _unfinished(task, n, rows))]
     so_far = " so far" if unfinished else ""
     won = f"Rules that win against DAPO in pass@1{so_far}: {text['win']}."
     parts = [f"**{won if text['win'] else f'No rule wins against DAPO in pass@1{so_far}.'}**"]
@@ -78,10 +79,15 @@ def _answer(runs: Runs, replication: str) -> str:
 
 def _unfinished(task: str, planned: int, rows: Mapping[str, Sequence[b.Row]]) -> str:
     """How many of the planned seeds of stage 3 a task has, and what that allows; empty if it has all."""
-    seeds = min(seeds_of(rows.get(task, ())), default=0)
-    alpha = b.alpha_of("stage3", task, seeds)
+    found = rows.get(task, ())
+    seeds, alpha = min(seeds_of(found), default=0), _alpha(task, found)
     about = "no verdicts yet" if alpha is None else f"interim analysis with alpha {alpha:g}"
     return f"{task} has {seeds} of {planned} seeds{f' ({about})' if seeds else ''}" if seeds < planned else ""
+
+
+def _alpha(task: str, rows: Sequence[b.Row]) -> float | None:
+    """The alpha of the analysis of stage 3 that the seeds so far allow."""
+    return b.alpha_of("stage3", task, min(seeds_of(rows), default=0))
 
 
 def _second(runs: Runs) -> list[str]:
@@ -95,18 +101,20 @@ def _second(runs: Runs) -> list[str]:
         planned = set(b.ARMS)
     most = max(d.pairs for d in found.values())
     lacking = [x for x in b.ARMS[1:] if x in planned and (x not in found or found[x].pairs < most)]
-    clear = [arm for arm, d in found.items() if d.holm < SIGNIFICANT] or ["none"]
+    clear = {arm: d.value for arm, d in found.items() if d.holm < SIGNIFICANT}
+    ahead, behind = ([arm for arm, value in clear.items() if (value > 0) == wanted] for wanted in (True, False))
     seeds = f"{most} of {b.STAGES['stage2'].seeds['A']} seeds"
     return [
-        f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, {listed(clear)} "
-        f"{'differ' if len(clear) > 1 else 'differs'} from DAPO.",
+        f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, better than DAPO: {listed(ahead or ['none'])}; "
+        f"worse: {listed(behind or ['none'])}.",
         *[f"Runs of {listed(lacking)}, which are also planned, are missing there."] * bool(lacking),
     ]
 
 
 def _components(rows: Sequence[b.Row], tuning: Sequence[Result]) -> Iterator[str]:
     """How much rules differ, how much seeds, and how much a rule's learning rate changes."""
-    by_rule = {row.arm: {r.seed: r.scores[b.SCORES[0]] for r in row.runs} for row in rows if row.arm in b.ARMS}
+    alike = [row for row in rows if row.arm in b.ARMS and row.verdict != "loss"]
+    by_rule = {row.arm: {r.seed: r.scores[b.SCORES[0]] for r in row.runs} for row in alike}
     seeds = sorted(set.intersection(*map(set, by_rule.values()))) if by_rule else []
     scores = np.array([[of[seed] for seed in seeds] for of in by_rule.values()])
     tuned = {arm: list(of.values()) for arm, of in b.rate_means(tuning).items() if arm in by_rule and len(of) > 1}
@@ -118,14 +126,14 @@ def _components(rows: Sequence[b.Row], tuning: Sequence[Result]) -> Iterator[str
     error = (rest**2).sum() / free
     ratio = k * rules.var(ddof=1) / error
     between, over = (max(0.0, x.var(ddof=1) - error / m) ** 0.5 for x, m in ((rules, k), (seeded, n)))
-    alike = spearmanr([max(tuned[arm]) for arm in tuned], [fmean(by_rule[arm].values()) for arm in tuned]).statistic
+    ranks = spearmanr([max(tuned[arm]) for arm in tuned], [fmean(by_rule[arm].values()) for arm in tuned]).statistic
     ranges = sorted(max(of) - min(of) for of in tuned.values())
     differ = "more than by chance" if (p := f.sf(ratio, n - 1, free)) < SIGNIFICANT else "no more than by chance"
     yield (
-        f"How much rules differ (not planned in advance): in pass@1, the standard deviation between {n} rules is "
+        f"How much rules differ (not planned in advance): in pass@1, the standard deviation between the {n} rules without a loss is "
         f"{between:.3f}, between seeds {over:.3f}, of the rest {error**0.5:.3f}. Taken together, the rules differ "
         f"{differ} (F({n - 1}, {free}) = {ratio:.2f}, p = {p:.4f}). The rank correlation of their pass@1 with that in "
-        f"stage 1, which has other seeds and problems, is {alike:.2f}. In stage 1 the learning rate changes a rule's "
+        f"stage 1, which has other seeds and problems, is {ranks:.2f}. In stage 1 the learning rate changes a rule's "
         f"pass@1, a mean of few seeds, by {ranges[0]:.3f} to {ranges[-1]:.3f}, in the median by {median(ranges):.3f}."
     )
 
