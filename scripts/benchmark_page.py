@@ -105,8 +105,8 @@ def _second(runs: Runs) -> list[str]:
     ahead, behind = ([arm for arm, value in clear.items() if (value > 0) == wanted] for wanted in (True, False))
     seeds = f"{most} of {b.STAGES['stage2'].seeds['A']} seeds"
     return [
-        f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, better than DAPO: {listed(ahead or ['none'])}; "
-        f"worse: {listed(behind or ['none'])}.",
+        f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, better than DAPO: "
+        f"{listed(ahead or ['none'])}; worse: {listed(behind or ['none'])}.",
         *[f"Runs of {listed(lacking)}, which are also planned, are missing there."] * bool(lacking),
     ]
 
@@ -130,9 +130,9 @@ def _components(rows: Sequence[b.Row], tuning: Sequence[Result]) -> Iterator[str
     ranges = sorted(max(of) - min(of) for of in tuned.values())
     differ = "more than by chance" if (p := f.sf(ratio, n - 1, free)) < SIGNIFICANT else "no more than by chance"
     yield (
-        f"How much rules differ (not planned in advance): in pass@1, the standard deviation between the {n} rules without a loss is "
-        f"{between:.3f}, between seeds {over:.3f}, of the rest {error**0.5:.3f}. Taken together, the rules differ "
-        f"{differ} (F({n - 1}, {free}) = {ratio:.2f}, p = {p:.4f}). The rank correlation of their pass@1 with that in "
+        f"How much rules differ (not planned in advance): in pass@1, the standard deviation between the {n} rules "
+        f"without a loss is {between:.3f}, between seeds {over:.3f}, of the rest {error**0.5:.3f}. Taken together, "
+        f"the rules differ {differ} (F({n - 1}, {free}) = {ratio:.2f}, p = {p:.4f}). The rank correlation of their pass@1 with that in "
         f"stage 1, which has other seeds and problems, is {ranks:.2f}. In stage 1 the learning rate changes a rule's "
         f"pass@1, a mean of few seeds, by {ranges[0]:.3f} to {ranges[-1]:.3f}, in the median by {median(ranges):.3f}."
     )

@@ -112,7 +112,7 @@ def test_a_wrong_value_is_blamed_on_the_file_or_the_command_line(given, says):
         ({"algorithm": "gtop"}, "Did you mean 'gtpo'"),
         ({"model_name_or_path": None}, "model_name_or_path is missing"),
         ({"learning_rate": float("inf")}, "learning_rate=inf. Give a number >= 0"),
-        ({"task": None, "dataset_name": "nobody/nothing"}, "cannot be loaded"),
+        ({"task": None, "dataset_name": "nobody/nothing", "verifier": "math"}, "cannot be loaded"),
         ({"task": None, "dataset_name": f"{BUNDLED['tiny']}/config.json"}, "is a file; .* Write `task: /.*.json`"),
     ],
 )
@@ -228,6 +228,7 @@ def test_own_data_and_rewards_are_scored_on_problems_that_the_run_left_out(dew, 
 def test_scores_need_a_verifier_or_a_reward_function(tmp_path):
     (tmp_path / "own.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}')
     own = {"task": str(tmp_path / "own.jsonl"), "scores": True, "output_dir": str(tmp_path)}
+    own["reward_model_name_or_path"] = "tiny"
     trainer = SimpleNamespace(accelerator=Accelerator(cpu=True), reward_funcs=[nn.Linear(1, 1)], outcome_index=0)
     with pytest.raises(ConfigError, match=r"scores: a reward model.*verifier: math"):
         launch._score(trainer, parse(make_run({**SMALL, **own})), "before", print)

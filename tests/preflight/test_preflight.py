@@ -200,7 +200,7 @@ def test_a_context_that_is_too_small_fails(settings):
     ("change", "name"),
     [
         ({"loging_steps": 1}, "settings"),
-        ({"task": "countdwn"}, "data"),
+        ({"task": "countdwn"}, "settings"),
         ({"problems": 10**6, "task_settings": {"numbers": 2, "largest": 2}}, "data"),
         ({"reward_funcs": ["nowhere.reward"]}, "data"),
         ({"model_name_or_path": "/no/such/model"}, "model"),
@@ -367,4 +367,6 @@ def test_the_length_is_not_invented():
     epochs = {"max_steps": -1, "num_train_epochs": 3}
     length = planned("tiny/countdown", **epochs)["length"]
     assert length.startswith("at most 3,072 optimizer steps on 768 generations")  # 4096 x 3 x 16 / 64 answers a step
-    assert "length" not in planned("tiny/countdown", **epochs, task=None, scores=None, dataset_name="some/data")
+    assert "length" not in planned(
+        "tiny/countdown", **epochs, task=None, scores=None, dataset_name="some/data", verifier="math"
+    )

@@ -57,6 +57,10 @@ class Parsed:
         mixed = ", ".join(source.path for source in self.mixture.datasets)
         return self.run.task or mixed or self.script.dataset_name or ""
 
+    @property
+    def data_key(self) -> str:
+        return "task" if self.run.task else "datasets" if self.mixture.datasets else "dataset_name"
+
 
 TRL_REWARDS = {
     name: f"trl.rewards:{name}"
@@ -110,6 +114,12 @@ def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False
         problems.append(Problem("model_name_or_path is missing.", remedy="Name a folder, a hub model, or `tiny`."))
     if not parsed.data:
         problems.append(Problem("no training data.", remedy="Set `task:` or TRL's `dataset_name:`."))
+    if run.task is None and Path(parsed.data).is_file() and parsed.data.endswith(SUFFIXES):
+        what = f"{parsed.data_key}: {parsed.data!r} is a file; TRL reads folders and data sets of the hub."
+        problems.append(Problem(what, remedy=f"Write `task: {parsed.data}`."))
+    if not (verifier_of(run) or script.reward_funcs or script.reward_model_name_or_path):
+        remedy = "Write `verifier: math` or `reward_funcs: [file.py:function]`."
+        problems.append(Problem("no reward.", remedy=remedy))
     if problems:
         raise ConfigError(problems, source=file)
     return parsed
@@ -136,11 +146,7 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
         source, rows = training_rows(run)
         train = Dataset.from_list(rows, info=DatasetInfo(dataset_name=run.task))
         return train, Dataset.from_list(held_out_rows(run, source)) if evaluates else None
-    key = "datasets" if parsed.mixture.datasets else "dataset_name"
-    if Path(parsed.data).is_file() and parsed.data.endswith(SUFFIXES):
-        what = f"{key}: {parsed.data!r} is a file; TRL reads folders and data sets of the hub."
-        raise ConfigError(Problem(what, remedy=f"Write `task: {parsed.data}`."))
-    with loading(key, parsed.data):
+    with loading(parsed.data_key, parsed.data):
         if parsed.mixture.datasets:
             data = get_dataset(parsed.mixture)
         else:
@@ -160,10 +166,7 @@ def rewards_of(parsed: Parsed) -> list[Any]:
     functions: list[Any] = [verifier] if verifier is not None else []
     if name := parsed.script.reward_model_name_or_path:
         functions.append(loadable_model(name, "reward_model_name_or_path"))
-    functions += [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
-    if not functions:
-        raise ConfigError(Problem("no reward.", remedy="Write `verifier: math` or `reward_funcs: [file.py:function]`."))
-    return functions
+    return functions + [_reward(name, parsed) for name in parsed.script.reward_funcs or []]
 
 
 def _reward(name: str, parsed: Parsed) -> Any:
