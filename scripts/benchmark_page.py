@@ -132,9 +132,10 @@ def _components(rows: Sequence[b.Row], tuning: Sequence[Result]) -> Iterator[str
     yield (
         f"How much rules differ (not planned in advance): in pass@1, the standard deviation between the {n} rules "
         f"without a loss is {between:.3f}, between seeds {over:.3f}, of the rest {error**0.5:.3f}. Taken together, "
-        f"the rules differ {differ} (F({n - 1}, {free}) = {ratio:.2f}, p = {p:.4f}). The rank correlation of their pass@1 with that in "
-        f"stage 1, which has other seeds and problems, is {ranks:.2f}. In stage 1 the learning rate changes a rule's "
-        f"pass@1, a mean of few seeds, by {ranges[0]:.3f} to {ranges[-1]:.3f}, in the median by {median(ranges):.3f}."
+        f"the rules differ {differ} (F({n - 1}, {free}) = {ratio:.2f}, p = {p:.4f}). The rank correlation of their "
+        f"pass@1 with that in stage 1, which has other seeds and problems, is {ranks:.2f}. In stage 1 the learning "
+        f"rate changes a rule's pass@1, a mean of few seeds, by {ranges[0]:.3f} to {ranges[-1]:.3f}, in the median by "
+        f"{median(ranges):.3f}."
     )
 
 
