@@ -31,8 +31,12 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     """Markdown, the result first, and SVG files by name."""
     parts, images, replication = ["# The benchmark's results"], dict[str, str](), _replication(runs)
     parts.append(_answer(runs, replication.partition("\n")[0]))
-    for stage in ("stage3", "stage2"):
-        rows = {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
+    by_stage = {
+        stage: {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
+        for stage in ("stage3", "stage2")
+    }
+    decides = any(_alpha(task, found) is not None for task, found in by_stage["stage3"].items())
+    for stage, rows in sorted(by_stage.items(), reverse=decides):  # stage 3 is first once it has an analysis
         if rows:
             images[name := f"benchmark-{stage}.svg"] = forest({b.TASKS[task].title: x for task, x in rows.items()})
             parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/{name})", b.ABOUT]
