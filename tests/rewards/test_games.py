@@ -100,7 +100,8 @@ def test_the_last_number_is_the_sum(text: str, status: str):
 
 
 def test_division_is_exact():
-    assert equation.check("<answer>(1 / 3) * 6</answer>", numbers=[1, 3, 6], answer="2").correct
+    for text in ("(1 / 3) * 6", r"\(\left(1 \div 3\right) \cdot 6\)", r"$\frac{1}{3} \times 6 = 2$", "1÷3·6."):
+        assert equation.check(f"<answer>{text}</answer>", numbers=[1, 3, 6], answer="2").correct
 
 
 # ── Oracle ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from dew.errors import RewardError
 from dew.rewards import Verdict, verifier
-from dew.rewards.extract import Answer, find_answer, find_gold, is_formula, last_boxed, too_complex
+from dew.rewards.extract import Answer, find_answer, find_gold, is_formula, too_complex
 from dew.rewards.math import MathVerifier, math, math_verdict, math_verdicts, usable_rows
 from dew.rewards.normalize import final_choice, read_number, words, write_number
 
@@ -127,6 +127,15 @@ SAME = [
     # choices in prose
     ("I choose option C.", "C"), ("So B is correct.", "B"), ("B. 12", "B"), ("The correct option is **C**.", "C"),
     ("Thus the right choice is (D).", "D"), ("We compare them.\n\nB", "B"), ("The answer must be A.", "A"),
+    # boxes
+    (r"\boxed{(a)}", "A"), (r"\fbox{7}", "7"), (r"\boxed 7", "7"), (r"\boxed{\boxed{7}}", "7"),
+    (r"\boxed{2}, \boxed{3} and $\boxed{5}$", "2,3,5"),
+    # arguments without braces, of which math-verify takes only one character
+    (r"\boxed{\frac\pi4}", r"\pi/4"), (r"\boxed{\frac{\sqrt2}\beta}", r"\sqrt{2}/\beta"), ("√π", r"\sqrt{\pi}"),
+    (r"\boxed{\sqrt10}", r"\sqrt{10}"), (r"\boxed{\sqrt\frac23}", r"\sqrt{2/3}"), (r"\boxed{x^\frac12}", r"\sqrt{x}"),
+    # prose, and gold answers in a list or a tag
+    ("So it costs \\$18.50.", "18.5"), ("So it is 2½ cups.", "5/2"), ("It is now −5 degrees.", "-5"),
+    (r"\boxed{\frac12}", [r"\frac{1}{2}"]), (r"\boxed{3,4}", ["3", "4"]), (r"\boxed{3}", "<answer> 3 </answer>"),
 ]  # fmt: skip
 DIFFERENT = [
     (r"\boxed{-3}", "3"), (r"\boxed{70}", "7"), (r"\boxed{0.333}", "1/3"), (r"\boxed{1.73}", r"\sqrt{3}"),
@@ -173,9 +182,13 @@ DIFFERENT = [
     (r"\boxed{1.234.567}", "1.234567"), (r"\boxed{x^{2/3}}", r"\sqrt{x^3}"), (r"\boxed{\sqrt{x^2}}", "x"),
     (r"\boxed{P(3,-2)}", "(3,2)"), (r"\boxed{twelve}", "2"), ("The answer is 5, not 7.", "7"),
     (r"\boxed{\text{two or three}}", "3"), (r"\boxed{\text{No solutions}}", "2"),
+    # upper and lower case, numbers among the words of a unit, the sign of a quantity, roots, mixed numbers in prose
+    (r"\boxed{0}", "R-r"), (r"\boxed{3r^2}", "3R^2"), (r"\boxed{3 \text{ hours 20 minutes}}", "3"),
+    (r"\boxed{5 degrees}", "-5 degrees"), (r"\boxed{\sqrt\frac{2}{3}}", r"\frac23"), ("So it is 2 1/2 cups.", "3/2"),
 ]  # fmt: skip
 NOTHING = [
-    "", " ", r"\boxed{}", r"\boxed{5", "<think>still thinking", r"<think>\boxed{5}</think>", "####", "no number here",
+    "", " ", r"\boxed{}", r"\boxed{5", r"\boxed{5} and \boxed{1", "<think>still thinking", r"<think>\boxed{5}</think>",
+    "####", "no number here",
 ]  # fmt: skip
 NO_CHOICE = [
     ("not A", "A"), ("The answer is not A.", "A"), ("The answer is neither A nor B.", "A"), ("neither A nor B", "B"),
@@ -202,24 +215,6 @@ def test_verdicts(cases, statuses):
     """Equal answers, different ones, texts without an answer, and letters that are negated or listed: no choice."""
     verdicts = math_verdicts([c for c, _ in cases], [g for _, g in cases], timeout=PATIENT)
     assert [case for case, v in zip(cases, verdicts, strict=True) if v.status not in statuses] == []
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        (r"so \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        (r"\boxed{1} thus \boxed{2}", "2"),
-        (r"\boxed{2}, \boxed{3} and $\boxed{5}$", "2, 3, 5"),
-        (r"\fbox{7}", "7"),
-        (r"\boxed 7", "7"),
-        (r"\boxed{\boxed{7}}", "7"),
-        (r"\boxed{a\}b}", r"a\}b"),
-        (r"\boxed{12} and \boxed{1", None),
-        ("no box", None),
-    ],
-)
-def test_the_last_box(text: str, found: str | None):
-    assert last_boxed(text) == found
 
 
 def test_marked_answers_and_prose():

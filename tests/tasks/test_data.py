@@ -99,7 +99,7 @@ def test_any_folder_with_or_without_a_dot(tmp_path, monkeypatch):
 def test_nested_columns(tmp_path):
     raw = {
         "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 times 7?"}],
-        "reward_model": {"ground_truth": "42", "style": "rule"},
+        "reward_model": {"ground_truth": ["42"], "style": "rule"},
     }
     read = columns("prompt", "reward_model.ground_truth")
     assert read_rows(write(tmp_path / "verl.jsonl", [raw]), read) == [{"problem": "What is 6 times 7?", "answer": "42"}]

@@ -14,8 +14,8 @@ MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
 _SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
-_SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF))
-"""Unicode spaces, and zero-width characters, which are removed. The parsers' grammars have neither."""
+_SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF)) | {0x2212: "-"}
+"""Unicode spaces and minus, and zero-width characters, which are removed. The parsers' grammars have none of them."""
 _RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", "[¼½¾⅐-⅞]"))
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
@@ -61,17 +61,12 @@ class Answer(NamedTuple):
 
 def find_answer(text: str) -> Answer | None:
     """Return the final answer of a text, or None if there is none or its box is not closed."""
-    text = plain(after_thinking(text))
-    if "<answer>" in text:  # use the last one, up to the end of the text if the tag is not closed
-        text = text.rpartition("<answer>")[2].partition("</answer>")[0]
+    text = in_tag(plain(after_thinking(text)))
     if boxes := list(_BOX.finditer(text)):
-        if final := _after_answer_is(text[boxes[-1].end() :], _FINAL_ANSWER_IS):
-            return Answer(final, marked=True)
-        boxed = last_boxed(text)
-        return Answer(boxed, marked=True) if boxed else None
-    for find in (_after_hashes, _after_answer_is, _final_bracket):
-        if found := find(text):
-            return Answer(found, marked=True)
+        found = _after_answer_is(text[boxes[-1].end() :], _FINAL_ANSWER_IS) or last_boxed(text)
+        return Answer(found, marked=True) if found else None
+    if found := _after_hashes(text) or _after_answer_is(text) or _final_bracket(text):
+        return Answer(found, marked=True)
     text = text.strip().removeprefix("=").strip()
     if not text or _UNDECIDED.search(text[-200:]):
         return None
@@ -80,18 +75,20 @@ def find_answer(text: str) -> Answer | None:
 
 def find_gold(answer: str) -> Answer | None:
     """Return a gold answer: the whole text, unless it is a solution with a marked answer."""
-    answer = plain(answer)
+    answer = in_tag(plain(answer))
     found = last_boxed(answer, open_end=True) or _after_hashes(answer) or _after_answer_is(answer)
-    if found:
-        return Answer(found, marked=True)
-    whole = answer.strip()
-    if not _DOLLAR.search(whole.strip("$")):
-        return Answer(whole, marked=True) if whole.strip("$ ") else None
-    return Answer(whole, marked=False)
+    text = found or answer.strip()
+    marked = bool(found) or not _DOLLAR.search(text.strip("$"))
+    return Answer(text, marked) if text.strip("$ ") else None
+
+
+def in_tag(text: str) -> str:
+    """Return the content of the last `<answer>`, up to the end if it is not closed, or the whole text without one."""
+    return text.rpartition("<answer>")[2].partition("</answer>")[0]
 
 
 def plain(text: str) -> str:
-    """Replace Unicode spaces, superscripts, subscripts and fractions: 10⁵ becomes 10^{5}, 2¾ becomes 2 3/4."""
+    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ becomes 10^{5}, 2¾ becomes 2 3/4."""
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     return _FRACTION.sub(lambda found: " " + normalize("NFKC", found[0]).replace("⁄", "/"), text)

@@ -16,7 +16,8 @@ from functools import cache
 from typing import Any
 
 from dew.errors import ConfigError, Problem
-from dew.rewards.extract import MAX_LENGTH, after_thinking, find_answer, last_boxed
+from dew.rewards.extract import MAX_LENGTH, after_thinking, find_answer, in_tag, last_boxed
+from dew.rewards.normalize import clean
 from dew.rewards.verifiers import Verdict, Verifier
 
 _NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # without leading zeros, and short enough to parse quickly
@@ -64,8 +65,9 @@ def check_equation(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict
     found = find_answer(text)
     if found is None or not found.marked or len(found.text) > 200:
         return Verdict("unparsable")
-    expression = found.text.split("=")[0].strip().strip("$` ")
-    expression = expression.replace("×", "*").replace("÷", "/").replace(r"\times", "*")
+    expression = re.sub(r"\\(?:left|right|[,;!])", "", clean(found.text).split("=")[0].strip())
+    expression = re.sub(r"\\(times|cdot|div) ?", lambda sign: "/" if sign[1] == "div" else "*", expression)
+    expression = re.sub(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"((\1)/(\2))", expression)
     tokens = _TOKEN.findall(expression)
     spelled = re.sub(r"\s", "", expression)
     try:
@@ -147,21 +149,14 @@ def gym_verifier(name: str) -> Verifier:
 
     def check(text: str, *, entry: str) -> Verdict:
         facts = ast.literal_eval(entry)
-        answer = final_answer(text)
+        text = in_tag(after_thinking(text))
+        answer = (last_boxed(text) or text).strip()
         if not answer or len(answer) > MAX_LENGTH:
             return Verdict("unparsable", value=0.0)
         value = (score or _theirs(dataset))(answer, facts)
         return Verdict("correct" if value >= 1 else "wrong", answer, float(value) if facts["graded"] else None)
 
     return Verifier(name, ("entry",), check)
-
-
-def final_answer(text: str) -> str:
-    """Return the content of the last <answer>, else of the last box, else the whole text after the thinking."""
-    text = after_thinking(text)
-    if "<answer>" in text:
-        return text.rpartition("<answer>")[2].partition("</answer>")[0].strip()
-    return (last_boxed(text) or text).strip()
 
 
 @cache

@@ -7,13 +7,14 @@ so it is replaced by the LaTeX parser for arithmetic in prose and by `_parse_ato
 import logging
 import re
 import socket
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import product
 from typing import Any
 
 import math_verify.parser as mv_parser
 import sympy
 from latex2sympy2_extended import latex2sympy, math_normalization
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from latex2sympy2_extended.logic import And
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy.parsing import sympy_parser
@@ -24,6 +25,8 @@ from dew.rewards.verifiers import Status
 from dew.rewards.worker import fork_workers
 
 LATEX, PROSE = LatexExtractionConfig(), ExprExtractionConfig()
+_from_latex = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+"""math-verify's default converts symbols to lower case: R - r becomes 0."""
 
 WARM_UP = (
     (r"\frac{1}{2} + x", True, r"x + \sqrt{4}/4"),
@@ -70,8 +73,7 @@ def _parse_arithmetic(text: str) -> Any:
     """Parse arithmetic in prose, such as `3 * (4 + 5)`, with the LaTeX parser."""
     if too_complex(text):
         raise ValueError("too complex for an answer")
-    text = text.strip().rstrip(".").replace("**", "^").replace("*", r"\cdot ")
-    return latex2sympy(text.replace("×", r"\times ").replace("÷", r"\div "))
+    return _from_latex(normalize.clean(text))
 
 
 def _parse_atom(text: str, *_: Any, **__: Any) -> Any:
@@ -87,6 +89,7 @@ def _parse_atom(text: str, *_: Any, **__: Any) -> Any:
     raise sympy.SympifyError(text)
 
 
+mv_parser.latex2sympy = _from_latex
 mv_parser.parse_expr_cached = _parse_arithmetic
 sympy_parser.parse_expr = _parse_atom  # called by sympify, to which latex2sympy passes every number
 
@@ -114,8 +117,8 @@ def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
     same = _same(wanted, found)
     if not same and any(_is_complex(r) for r in (*wanted, *found)):
         same = _same(*([_complex(r) for r in parsed] for parsed in (wanted, found)))
-    same = (same and _precise(answer, wanted) and _precise(gold, found)) or (
-        marked and (normalize.same_list(answer, gold) or normalize.same_percent(answer, gold))
+    same = (same and _precise(answer, wanted) and _precise(texts[1], found)) or (
+        marked and (normalize.same_list(*texts) or normalize.same_percent(*texts))
     )
     return ("correct" if same else "wrong"), extracted
 
@@ -162,10 +165,11 @@ def _parse_answer(text: str, marked: bool) -> list[Any]:
     """Return every interpretation of an answer: sympy expressions, and the text that they were parsed from."""
     if too_complex(text):
         return []
+    text = _MIXED.sub(lambda x: f"{int(x[1]) * int(x[3]) + int(x[2])}/{x[3]}", text)  # to the parser, 2 1/2 is 3/2
     if not marked:
-        parsed = parse(_SPACE_AROUND_CJK.sub(" ", text), [LATEX, PROSE], parsing_timeout=None)
+        parsed = parse(_SPACE_AROUND_CJK.sub(" ", text.replace(r"\$", "")), [LATEX, PROSE], parsing_timeout=None)
         return [meaning for value in parsed for meaning in _meanings(value, text)]
-    found, text = [], _MIXED.sub(r"\1\\frac{\2}{\3}", normalize.unwrap(text))  # to the parser, 2 1/2 is 3/2
+    found, text = [], normalize.unwrap(text)
     for form in dict.fromkeys((normalize.clean(text), *normalize.alternatives(text))):
         parsed = _solution_set(form) or _parse_latex(form)
         found += [meaning for value in parsed for meaning in _meanings(_canonical(value), form)]

@@ -38,13 +38,19 @@ def math_verdicts(
     if len(completions) != len(golds):
         problem = f"math: {len(completions)} answers for {len(golds)} gold answers."
         raise RewardError(Problem(problem, remedy="Pass one gold answer per answer."))
-    texts = ["" if gold is None else str(gold) for gold in golds]
+    texts = list(map(_gold_text, golds))
     found = [verdict_or_answer(text_of(c or ""), gold) for c, gold in zip(completions, texts, strict=True)]
     open_ones = [(i, answer) for i, answer in enumerate(found) if isinstance(answer, Answer)]
     requests = [{"answer": answer.text, "marked": answer.marked, "gold": texts[i]} for i, answer in open_ones]
     for (i, answer), (status, extracted) in zip(open_ones, workers.ask_all(requests, timeout), strict=True):
         found[i] = Verdict(status, extracted or (answer.text[:500] if answer.marked else None))
     return [verdict for verdict in found if isinstance(verdict, Verdict)]
+
+
+def _gold_text(gold: Any) -> str:
+    """Return a gold answer as text: of a list, its elements; of None, nothing."""
+    parts = gold if isinstance(gold, list | tuple) else [gold]
+    return ", ".join(str(part) for part in parts if part is not None)
 
 
 def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
@@ -87,7 +93,7 @@ class MathVerifier(Verifier):
 
 def usable_rows(rows: Sequence[Row], *, timeout: float = TIMEOUT) -> tuple[list[Row], list[Row]]:
     """Return (usable rows, other rows). A row is usable if its boxed gold answer is verified as correct."""
-    golds = [str(row["answer"]) for row in rows]
+    golds = [_gold_text(row["answer"]) for row in rows]
     verdicts = math_verdicts([rf"\boxed{{{gold}}}" for gold in golds], golds, timeout=timeout)
     checked = list(zip(rows, verdicts, strict=True))
     return [row for row, v in checked if v.correct], [row for row, v in checked if not v.correct]

@@ -24,7 +24,7 @@ _FRACTION = re.compile(
 _RECURRING = re.compile(
     rf"(?P<sign>[-+]?)\s*(?P<whole>{_DIGITS})?\.(?P<once>\d{{0,60}})\\(?:overline|bar|dot)\s*\{{?(?P<again>\d{{1,60}})\}}?"
 )
-_AROUND = re.compile(r"\A(?:\\\(|\\\[|\\?\$|[€£¥]|\s)+|(?:\\\)|\\\]|\\?\$|[€£¥.]|\s)+\Z")
+_AROUND = re.compile(r"\A(?:\\\(|\\\[|\\?\$|[€£¥]|\s)+|(?<![€£¥.$\s])(?:\\\)|\\\]|\\?\$|[€£¥.]|\s)+\Z")
 _MARKUP = re.compile(r"\\(?:text(?:bf|it|rm)?|mathrm|mathbf|mbox|boxed)(?![a-zA-Z])|[{}$*`]|\\[ ,;!]")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 _ALONE = rf"(?<![A-Za-z0-9_'’])([{CHOICES}])(?![A-Za-z0-9_'’])"
@@ -61,7 +61,7 @@ def read_number(text: str) -> tuple[Fraction, int] | None:
     """
     if len(text) > 200:
         return None
-    text = _AROUND.sub("", text.replace("−", "-"))
+    text = _AROUND.sub("", text)
     if match := _NUMBER.fullmatch(text):
         whole, decimals = re.sub(r"\D", "", match["whole"] or "0"), match["decimals"] or match["only"] or ""
         value = Fraction(whole + decimals if len(decimals) > 1 else whole)
@@ -107,9 +107,7 @@ def same_number(a: tuple[Fraction, int], b: tuple[Fraction, int]) -> bool:
 
 def write_number(value: Fraction) -> str:
     """Write equal numbers the same way: `1000`, `0.5`, `1/3`."""
-    if value.denominator == 1:
-        return str(value.numerator)
-    if 10**12 % value.denominator == 0:
+    if value.denominator > 1 and 10**12 % value.denominator == 0:
         return f"{Decimal(value.numerator) / value.denominator:f}"
     return str(value)
 
@@ -117,7 +115,7 @@ def write_number(value: Fraction) -> str:
 def words(text: str) -> str | None:
     """Return the lower-case words without articles and punctuation, or None if the text is mathematics."""
     plain = _MARKUP.sub(" ", text)
-    if re.search(r"[\\^_=<>+]|\d\s*[-*/]\s*\d", plain) or not _WORD.search(plain):
+    if re.search(r"[\\^_=<>+]|\d\s*[*/]\s*\d|(?<![^\W\d])\s*-\s*\d", plain) or not _WORD.search(plain):
         return None
     found = [w for w in re.findall(r"[^\W_]+", plain.lower()) if w not in ("a", "an", "the")]
     return " ".join("solution" if w == "solutions" else w for w in found) or None
@@ -137,6 +135,7 @@ def final_choice(text: str, *, marked: bool = False) -> str | None:
     answer, it must also be named as a choice (`_is_named`), unlike the point C, the pronoun I or the article A.
     """
     text = _MARKUP.sub(" ", text)
+    text = text.upper() if marked and len(re.findall(r"\w", text)) == 1 else text  # (a) is A
     lists = [m.span() for m in _SEVERAL.finditer(text) if len(set(re.findall(_ALONE, m[0]))) > 1]
     start = _AT_START.match(text)
     chosen = [
@@ -200,6 +199,9 @@ _DEGREES = re.compile(
 _TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{([^{}]*)\}")
 _NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
 """The separator between quantities of a list, but not between thousands."""
+_SYMBOL = r"[^\W\d_]|\\(?:pi|theta|alpha|beta)(?![a-zA-Z])|\\[dtc]?frac\s*(?:\d\s*\d|\{[^{}]*\}\s*\{[^{}]*\})"
+_ARGUMENT = re.compile(rf"(\^|\\mathbb|\\[dtc]?frac\s*(?:\d|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})?)\s*({_SYMBOL})")
+"""`\\frac\\pi4`, which math-verify would split into `\\frac{\\}{p}i4`, and `\\frac{1}x`."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!\s?)?\d{3})+(?![\d,])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _LETTER_UNIT = re.compile(
@@ -207,7 +209,9 @@ _LETTER_UNIT = re.compile(
 )
 """`\\text{ m}^2` after a number, a bracket or π."""
 _MINUS_POWER = re.compile(r"\^\s*(-\s*(?:\d+|[a-zA-Z]))")
-_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[a-zA-Z]|\([^()]*\))")
+_INNER = r"\((?:[^()]|\([^()]*\))*\)"
+_ROOT = re.compile(rf"(?:([√∛∜])|\\?(?<![A-Za-z])sqrt(\[\w\])?)\s*(\d+(?:\.\d+)?|\((?:[^()]|{_INNER})*\)|{_SYMBOL})")
+"""√12, and `\\sqrt12` and `\\sqrt\\frac23`, which math-verify reads as √1 · 2 and 2/3."""
 _DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 _NAMES = re.compile(
     r"(?<![\\A-Za-z])(sqrt|pi|(?:arc)?(?:sin|cos|tan|cot)|csc|log|ln|theta|alpha|beta|infty)(?![A-Za-z])"
@@ -226,7 +230,7 @@ _SCALES = {"thousand": 3, "million": 6, "billion": 9}
 _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid|[:|])(.*)\\\}", re.DOTALL)
 _UNION = re.compile(r"(?<=[\])}])\s*U\s*(?=\\?[\[({])")
 _SIGNS = str.maketrans(
-    {"−": "-", "–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
+    {"–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
      "∅": r"\emptyset ", "°": r"^\circ ", "θ": r"\theta ", "％": r"\%",
      "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", "~": " ", "∨": r"\lor ", "∧": r"\land "}
@@ -259,8 +263,9 @@ def _quantities(text: str) -> list[tuple[Fraction, int]]:
 
 
 def unwrap(text: str) -> str:
-    """Remove command and braces around a formula: `\\mathbf{6-5i}`, `\\text{p - q}`, `{(3,4]}`. Words keep theirs."""
-    text = text.strip()
+    """Remove command and braces around a formula: `\\mathbf{6-5i}`, `\\text{p - q}`, `{(3,4]}`. Words keep theirs,
+    unless there is a number among them: `3 \\text{ hours 20 minutes}` is not 3."""
+    text = _TEXT.sub(lambda words: words[1] if re.search(r"(?<![\w^])\d", words[1]) else words[0], text.strip())
     command = re.match(r"(?:\\(?:math(?:bf|rm|it)|text(?:bf|rm|it)?|mbox))?(?=\s*\{)", text)
     inner, end = (command and in_braces(text, command.end())) or ("", 0)
     whole = end == len(text) and not re.search(r"[A-Z]{2}|\\choose|\\over", inner)
@@ -290,10 +295,10 @@ def alternatives(text: str) -> list[str]:
 
 def clean(text: str) -> str:
     """Convert a marked answer to LaTeX for math-verify, without delimiters and decoration or Unicode signs."""
-    text = _ROOT.sub(lambda root: rf"\sqrt{_DEGREE[root[1]]}{{{root[2]}}}", text)
-    text = _DECORATION.sub("", _BOLD.sub(r"\1", text.translate(_SIGNS))).strip()
+    text = _DECORATION.sub("", _BOLD.sub(r"\1", _convert_roots(text).translate(_SIGNS))).strip()
     for command, same in _SYNONYMS.items():
         text = text.replace(command, same)
+    text = _ARGUMENT.sub(r"\1{\2}", _ARGUMENT.sub(r"\1{\2}", text))  # both arguments of a fraction
     text = _DEGREES.sub(r"\1{\2 \\pi / 180}", text)
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
@@ -302,7 +307,7 @@ def clean(text: str) -> str:
     text = _POINT.sub("", text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip())
     text = _MINUS_POWER.sub(r"^{\1}", _LETTER_UNIT.sub("", text))
     # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
-    text = _NAMES.sub(r"\\\1", _convert_roots(_LETTER.sub(r"\1", text)))
+    text = _NAMES.sub(r"\\\1", _LETTER.sub(r"\1", text))
     if builder := _SET_BUILDER.fullmatch(text):
         text = builder[1]
     text = _AND.sub(r" \\land ", _OR.sub(r" \\lor ", _UNION.sub(r"\\cup ", text)))
@@ -310,16 +315,8 @@ def clean(text: str) -> str:
 
 
 def _convert_roots(text: str) -> str:
-    """Convert `sqrt(a(b+c))` to `\\sqrt{a(b+c)}`."""
-    for match in reversed(list(re.finditer(r"\\?(?<![A-Za-z])sqrt\s*\(", text))):
-        depth = 0
-        for mark in re.compile(r"[()]").finditer(text, match.end() - 1):
-            depth += 1 if mark[0] == "(" else -1
-            if depth == 0:
-                inside = text[match.end() : mark.start()]
-                text = rf"{text[: match.start()]}\sqrt{{{inside}}}{text[mark.end() :]}"
-                break
-    return text
+    """Convert `√2`, `\\sqrt12` and `sqrt(a(b+c))` to `\\sqrt{...}`."""
+    return _ROOT.sub(lambda root: rf"\sqrt{_DEGREE.get(root[1], root[2] or '')}{{{_convert_roots(root[3])}}}", text)
 
 
 def spelling(text: str) -> str | None:

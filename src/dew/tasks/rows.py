@@ -74,9 +74,9 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
         raise ValueError(f"a {type(raw).__name__}, not an object with columns")
     row = read(raw)
     if column == "problem":
-        row |= {
-            name: "" if row[name] is None else str(row[name]).strip() for name in ("problem", "answer") if name in row
-        }
+        for name in {"problem", "answer"} & row.keys():
+            parts = row[name] if isinstance(row[name], list) else [row[name]]
+            row[name] = ", ".join(str(part) for part in parts if part is not None).strip()
     for name in (column, "answer"):
         if name in row and (row[name] in (None, []) or not str(row[name]).strip()):
             raise ValueError(f"no {name}")
