@@ -1,7 +1,6 @@
 """The decoder matches `generate`. On a CPU the captured steps run without graphs."""
 
 import functools
-import importlib.util
 import math
 import random
 from unittest import mock
@@ -539,16 +538,6 @@ def test_unsupported_models():
     assert "sliding_attention" in why_not(Qwen2ForCausalLM(Qwen2Config(vocab_size=9, **shape, **sliding)))
     model = GPT2LMHeadModel(GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, n_positions=8))
     assert why_not(model) is None or "static cache" in why_not(model)
-
-
-def test_a_transformers_without_static_layers_is_refused(monkeypatch):
-    """Its own copy of the module: the others keep theirs."""
-    monkeypatch.delattr("transformers.cache_utils.StaticLayer")
-    spec = importlib.util.spec_from_file_location("buffers_of_another_version", buffers.__file__)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(decoder, "HAS_STATIC", module.HAS_STATIC)
-    assert "has no static cache layers" in refusal(trl_tiny.model())
 
 
 def test_owners_are_told_for_as_many_rows_as_a_step_has():

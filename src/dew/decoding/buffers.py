@@ -13,14 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache, StaticLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-try:
-    from transformers.cache_utils import Cache, StaticLayer
-except ImportError:  # missing in some versions: `refusal` reports it, and `generate` samples instead
-    Cache, StaticLayer = None, object
-
-HAS_STATIC = Cache is not None
 GATHERED = "dew_gathered"
 """The name under which `gathered_attention` is registered with transformers."""
 LONG, LONGER = "_long", 32

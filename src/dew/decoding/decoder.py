@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 
-from dew.decoding.buffers import GATHERED, HAS_STATIC, PAGE, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
+from dew.decoding.buffers import GATHERED, PAGE, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
 from dew.decoding.draw import HAS_TRITON, Draw
 from dew.decoding.page_runs import Runs, run_sizes
 from dew.decoding.prompts import Prefill, Queue
@@ -80,8 +79,6 @@ def refusal(model: Any, devices: Sequence[str] = ("cuda",)) -> str | None:
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
         return "it is not a transformers model"
-    if not HAS_STATIC:
-        return f"transformers {transformers.__version__} has no static cache layers"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     attention = getattr(config, "_attn_implementation", None)
     parameters = [(p, f"{type(p).__name__} {type(p.data).__name__}") for p in model.parameters()]
