@@ -13,8 +13,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dew.engines.lab.tasks import EOS, PAD
-
 EPSILON = tl.constexpr(1e-5)
 PRECISION = tl.constexpr("tf32x3")
 BLOCK, WARPS = 32, 2
@@ -194,33 +192,3 @@ class Norm(torch.autograd.Function):
         x, mean, rstd = ctx.saved_tensors
         wanted = [True, False, False]
         return torch.ops.aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, rstd, None, None, wanted)[0]
-
-
-@triton.jit(do_not_specialize=["t", "rows"])
-def _draw_kernel(
-    logits, uniforms, tokens, logp, entropy, sum_sq, t, T, rows,
-    V: tl.constexpr, EOS: tl.constexpr, PAD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    row, v = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
-    live, at = row < rows, row * T + t
-    z = tl.load(logits + row[:, None] * V + v[None], mask=live[:, None] & (v < V)[None], other=float("-inf"))
-    z -= tl.max(z, 1)[:, None]
-    e = tl.exp(z)
-    total = tl.sum(e, 1)
-    p, lp = e / total[:, None], tl.where((v < V)[None], z - tl.log(total)[:, None], 0.0)
-    passed = (tl.cumsum(p, 1) < tl.load(uniforms + at, mask=live)[:, None]) & (v < V - 1)[None]
-    token = tl.sum(passed.to(tl.int64), 1)
-    before = tl.load(tokens + at - 1, mask=live & (at > row * T), other=0)
-    tl.store(tokens + at, tl.where(before >= EOS, PAD, token), mask=live)
-    tl.store(logp + at, tl.sum(tl.where(v[None] == token[:, None], lp, 0.0), 1), mask=live)
-    tl.store(entropy + at, -tl.sum(p * lp, 1), mask=live)
-    tl.store(sum_sq + at, tl.sum(p * p, 1), mask=live)
-
-
-def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:
-    """Sample token t of (R, B, T) answers and its signals, in place, from (R, B, V) logits, by inverse transform."""
-    rows, V = tokens[..., 0].numel(), logits.shape[-1]
-    grid, columns = (triton.cdiv(rows, 32),), triton.next_power_of_2(V)
-    _draw_kernel[grid](
-        logits.contiguous(), uniforms, tokens, *signals.values(), t, tokens.shape[-1], rows, V, EOS, PAD, 32, columns
-    )

@@ -20,7 +20,6 @@ from dew.engines.lab.tasks import EOS, OUTPUTS, PAD, VOCABULARY, Answers
 
 Parameters = dict[str, Tensor]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
-SIGNALS = ("logp", "entropy", "sum_sq")
 MAX_GRADIENT_NORM = 1.0
 BETAS = (0.9, 0.99)
 ALIGNED = 32
@@ -117,26 +116,19 @@ def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) 
     by_group[:, :, :, 1:, :, :L] = by_group[:, :, :, :1, :, :L]  # a group has one prompt
     logits, cache = logits.repeat_interleave(G, 1), by_group.flatten(2, 3)
     tokens = torch.full((R, B, T), PAD, device=prompts.device)
-    signals = {name: uniforms.new_zeros(R, B, T) for name in SIGNALS}
-    draw_token = fast.draw if (fast := _kernels(embed)) else draw
+    signals = uniforms.new_zeros(3, R, B, T)
     for t in range(T):
-        draw_token(logits, uniforms, tokens, signals, t)
+        logp = logits.log_softmax(-1)
+        p = logp.exp()
+        token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
+        own = logp.gather(-1, token[..., None])[..., 0]
+        signals[..., t] = torch.stack([own, -(p * logp).sum(-1), p.square().sum(-1)])
+        tokens[:, :, t] = torch.where(tokens[:, :, t - 1] >= EOS, PAD, token) if t else token
         if t == T - 1 or (t % 16 == 15 and bool((tokens[:, :, t] >= EOS).all())):
             break
         newest = tokens[:, :, t, None]
         logits = forward(parameters, newest, last=1, cache=cache, start=L + t, shared=(L, G))[:, :, 0]
-    return Answers(tokens, mask=tokens != PAD, **signals)
-
-
-def draw(logits: Tensor, uniforms: Tensor, tokens: Tensor, signals: dict[str, Tensor], t: int) -> None:
-    """Sample token t of (R, B, T) answers and its signals, in place, from (R, B, V) logits, by inverse transform."""
-    logp = logits.log_softmax(-1)
-    p = logp.exp()
-    token = (p.cumsum(-1) < uniforms[:, :, t, None]).sum(-1).clamp_max(OUTPUTS - 1)
-    signals["logp"][:, :, t] = logp.gather(-1, token[..., None])[..., 0]
-    signals["entropy"][:, :, t] = -(p * logp).sum(-1)
-    signals["sum_sq"][:, :, t] = p.square().sum(-1)
-    tokens[:, :, t] = torch.where(tokens[:, :, t - 1] >= EOS, PAD, token) if t else token
+    return Answers(tokens, signals[0], signals[1], tokens != PAD, signals[2])
 
 
 class TinyPolicies:
