@@ -38,7 +38,11 @@ class Draw:
 
             return draw(logits, self.temperature, uniforms, self.sum_sq)
         z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
-        tokens = _by_cumulative_sum(z, uniforms[:, :1]) if self.plain else self(logits)
+        if self.plain:  # the first token at which the cumulative probability passes the uniform number
+            total = z.softmax(-1).cumsum(-1)
+            tokens = (total <= uniforms[:, :1] * total[:, -1:]).sum(-1).clamp_max(z.shape[-1] - 1)
+        else:
+            tokens = self(logits)
         squares = [z.softmax(-1).square().sum(-1)] if self.sum_sq else []
         return tokens, *logp_entropy(z, tokens[:, None])[:2], *squares
 
@@ -66,9 +70,3 @@ class Draw:
             p = (logits / self.temperature).softmax(-1)
             logits = logits.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -torch.inf)
         return logits
-
-
-def _by_cumulative_sum(z: Tensor, u: Tensor) -> Tensor:
-    """The first token at which the cumulative probability passes u, (B, 1)."""
-    total = z.softmax(-1).cumsum(-1)
-    return (total <= u * total[:, -1:]).sum(-1).clamp_max(z.shape[-1] - 1)

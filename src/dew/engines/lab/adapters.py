@@ -133,8 +133,9 @@ def stack_adapters(model: Any, rows: Rows, seeds: Sequence[int], settings: Any) 
         layer: Any = module.base if isinstance(module, StackedLinear) else module
         if name in chosen:
             weight = layer.weight
-            a = {seed: _first_matrix(seed, name, layer, settings.rank) for seed in set(seeds)}
-            A = torch.stack([a[seed] for seed in seeds]).to(weight.device).requires_grad_()
+            bound, shape = layer.in_features**-0.5, (layer.in_features, settings.rank)
+            a = {seed: torch.rand(shape, generator=generator(seed, "adapter", name)) for seed in set(seeds)}
+            A = torch.stack([a[seed] * 2 * bound - bound for seed in seeds]).to(weight.device).requires_grad_()
             B = torch.zeros(len(seeds), layer.out_features, settings.rank, device=weight.device, requires_grad=True)
             layer = found[name] = StackedLinear(layer, A, B)
         model.set_submodule(name, layer)
@@ -154,11 +155,6 @@ def _same_input(layers: dict[str, StackedLinear]) -> list[list[str]]:
             kind = own
         groups.setdefault((owner, kind, layer.base.bias is None), []).append(name)
     return list(groups.values())
-
-
-def _first_matrix(seed: int, name: str, layer: nn.Linear, rank: int) -> Tensor:
-    bound = layer.in_features**-0.5
-    return torch.rand(layer.in_features, rank, generator=generator(seed, "adapter", name)) * 2 * bound - bound
 
 
 def fuse(model: Any) -> list[Any]:

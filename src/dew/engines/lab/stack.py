@@ -106,7 +106,10 @@ class Stack:
         order = (noise + ~trains).argsort(1)  # rows that train come first; step i takes every steps-th of them
         tokens = _take(live.sum(-1), order)
         most, longest = int(trains.sum(1).max()), int(live.sum(-1).max())
-        divisors = self._divisors(tokens) / steps  # as in TRL: a token has the same weight in every step
+        sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
+        by_run = [team.algorithm.divisor(*size) for team in self.teams for size in sizes[team.rows]]
+        # As in TRL: a token has the same weight in every step.
+        divisors = torch.tensor(by_run, device=tokens.device).clamp_min(1) / steps
         norms = []
         drift, compared = torch.zeros(2, len(self.replicas), device=live.device)
         for i in range(min(steps, most)):
@@ -144,12 +147,6 @@ class Stack:
             start = policies.score_start(asked, tokens[:, part], mask[:, part])
             total += ((logp[:, part] - start) * mask[:, part]).sum((1, 2))
         return total / mask.sum((1, 2))
-
-    def _divisors(self, tokens: Tensor) -> Tensor:
-        """(R,) divisors of the loss of a generation, from the (R, B) numbers of live tokens."""
-        sizes = torch.stack([tokens.sum(1), (tokens > 0).sum(1)], 1).tolist()
-        by_run = [team.algorithm.divisor(*size) for team in self.teams for size in sizes[team.rows]]
-        return torch.tensor(by_run, device=tokens.device).clamp_min(1)
 
     def evaluate(self, number: int) -> None:
         """Add pass@1 and pass@k on the held-out problems to the metrics of the last generation."""

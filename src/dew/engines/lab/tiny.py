@@ -96,11 +96,6 @@ def token_logp(logits: Tensor, tokens: Tensor) -> Tensor:
     return -F.cross_entropy(logits.flatten(0, -2), target.flatten(), reduction="none").view_as(tokens)
 
 
-def token_entropy(logits: Tensor) -> Tensor:
-    logp = logits.log_softmax(-1)
-    return -(logp.exp() * logp).sum(-1)
-
-
 @torch.no_grad()
 def sample(parameters: Mapping[str, Tensor], prompts: Tensor, uniforms: Tensor) -> Answers:
     """Sample answers to (R, P, L) prompts by inverse transform: one uniform number (R, P·G, T) decides each token.
@@ -155,7 +150,11 @@ class TinyPolicies:
     ) -> tuple[Tensor, Tensor | None]:
         """(R, b, T) log π of the tokens and, with `entropy`, the entropies, without gradient."""
         logits = forward(self.parameters, torch.cat([problems, tokens[..., :-1]], -1), last=tokens.shape[-1])
-        return token_logp(logits, tokens), token_entropy(logits.detach()) if entropy else None
+        found = token_logp(logits, tokens)
+        if not entropy:
+            return found, None
+        logp = logits.detach().log_softmax(-1)
+        return found, -(logp.exp() * logp).sum(-1)
 
 
 class Adam:
