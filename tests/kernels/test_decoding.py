@@ -8,7 +8,6 @@ from unittest import mock
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 import trl_tiny
 from dew.decoding import Decoder, Draw, SamplingCopy, buffers, decoder, page_runs, prompts, refusal, replaced
@@ -217,29 +216,19 @@ def test_token_frequencies_match_the_softmax(temperature):
     torch.manual_seed(0)
     logits = torch.tensor([2.0, 1.0, 0.0, -1.0, -torch.inf])
     n = 40_000
-    counts = torch.bincount(Draw(temperature=temperature)(logits.expand(n, -1)), minlength=5)
+    counts = torch.bincount(Draw(temperature).scored(logits.expand(n, -1), torch.rand(n, 2))[0], minlength=5)
     assert counts[4] == 0
     expected = n * (logits[:4] / temperature).softmax(-1).double()
     assert chisquare(counts[:4].numpy(), (expected * n / expected.sum()).numpy()).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.0])
-@pytest.mark.parametrize(
-    ("settings", "warper"),
-    [
-        ({"top_k": 3}, TopKLogitsWarper(3)),
-        ({"top_k": 99}, TopKLogitsWarper(99)),
-        ({"top_p": 0.8}, TopPLogitsWarper(0.8)),
-        ({"top_p": 0.01}, TopPLogitsWarper(0.01)),
-        ({"min_p": 0.2}, MinPLogitsWarper(0.2)),
-    ],
-)
-def test_filters_match_transformers(settings, warper, temperature):
-    torch.manual_seed(0)
-    logits = torch.randn(64, 20) * 3
-    ours = Draw(temperature=temperature, **settings).filter(logits)
-    theirs = warper(None, logits / temperature)
-    assert torch.equal(ours.isinf(), theirs.isinf())
+def test_filters_come_after_the_temperature():
+    """At temperature 0.5, probabilities of 1, 2, 3 and 4 tenths become 1, 4, 9 and 16 thirtieths."""
+    logits, uniforms = torch.tensor([1.0, 2.0, 3.0, 4.0]).log().expand(100, -1), torch.rand(100, 2)
+    uniforms[:2, 0] = torch.tensor([0.0, 1 - 2**-24])
+    for settings, least in (({"top_k": 3}, 1), ({"top_k": 99}, 0), ({"top_p": 0.52}, 3), ({"min_p": 0.2}, 1)):
+        tokens = Draw(0.5, **settings).scored(logits, uniforms)[0]
+        assert sorted(set(tokens.tolist())) == list(range(least, 4)), settings
 
 
 def test_scores_of_an_almost_certain_token():

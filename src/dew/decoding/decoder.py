@@ -151,7 +151,7 @@ class Decoder:
         """Tokens (B, T), lengths (B,), log-probabilities, entropies and, with `draw.sum_sq`, Σπ² (B, T), on the device.
 
         `owners`: owner of each prompt, ascending; equal prompts of different owners are read separately. `uniforms`
-        (B, T, 2): decide the tokens if `draw` has no filter. `on_ended(places, tokens)` is called as answers end.
+        (B, T, 2): decide the tokens. `on_ended(places, tokens)` is called as answers end.
         """
         training = self.model.training
         self.model.eval()
