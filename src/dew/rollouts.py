@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from dew.checks import check_by_token, check_finite
 from dew.errors import Problem, ShapeError
@@ -87,7 +88,8 @@ class Rollouts:
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
         if len(ids) == 0:
             raise ShapeError("no rows: a batch of rollouts needs at least one answer.")
-        rows = _rows_by_group(ids)
+        by_group = ids.argsort(stable=True).split(ids.bincount().tolist())  # rows keep their order
+        rows = pad_sequence(by_group, True, PADDING)
         grouped = {}
         for name, x in {"mask": mask, **given}.items():
             if x is not None:
@@ -124,14 +126,3 @@ def _check_shapes(mask: Tensor, tensors: Mapping[str, Tensor | None], by_token: 
             problems.append(f"{name} has shape {tuple(x.shape)}, expected {axes} = {tuple(expected)}.")
     if problems:
         raise ShapeError("\n".join(problems))
-
-
-def _rows_by_group(ids: Tensor) -> Tensor:
-    """(P, G) row numbers, where G is the largest group, padded with −1. Rows keep their order within a group."""
-    order = ids.argsort(stable=True)
-    sizes = ids.bincount()
-    start = sizes.cumsum(0) - sizes
-    place = torch.arange(len(ids), device=ids.device) - start[ids[order]]
-    rows = torch.full((len(sizes), int(sizes.max())), PADDING, dtype=torch.long, device=ids.device)
-    rows[ids[order], place] = order
-    return rows

@@ -104,5 +104,4 @@ def _credit_rows(rows: Rows, apart: Tensor | None, by_group: Callable[[Rollouts]
 
 def any_in_group(group: Tensor, x: Tensor) -> Tensor:
     """(N,) True on the rows of groups in which x is True on at least one row."""
-    counts = torch.zeros(int(group.max()) + 1, dtype=torch.long, device=group.device)
-    return counts.index_add(0, group, x.long())[group] > 0
+    return torch.isin(group, group[x])
