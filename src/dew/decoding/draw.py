@@ -44,8 +44,8 @@ class Draw:
             tokens = z.argmax(-1)
         else:  # the first token at which the cumulative probability passes the uniform number, never one of weight 0
             total = self.filtered(z).softmax(-1).cumsum(-1)
-            passed, last = total > uniforms[:, :1] * total[:, -1:], total == total[:, -1:]
-            tokens = (passed | last).int().argmax(-1)
+            last = total[:, -1:]
+            tokens = torch.minimum((total <= uniforms[:, :1] * last).sum(-1), (total < last).sum(-1))
         squares = [z.softmax(-1).square().sum(-1)] if self.sum_sq else []
         return tokens, *logp_entropy(z, tokens[:, None])[:2], *squares
 
