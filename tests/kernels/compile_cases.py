@@ -17,7 +17,6 @@ from dew.decoding import draw_kernel, fused
 from dew.engines.lab import kernels
 from dew.engines.lab.adapters import Rows
 from dew.engines.lab.lora_kernels import AdaptedLinear, Layout
-from dew.engines.lab.tiny import OUTPUTS, SIGNALS
 from dew.kernels import Head, triton
 from dew.kernels.chunked import Statistics
 
@@ -76,8 +75,6 @@ def small_policies():
     kernels.Attention.apply(rows(2, 33, 3, 2, 32).float().requires_grad_()).sum().backward()
     kernels.query_attention(rows(4, 1, 3, 2, 32).float(), *[rows(4, 2, 45, 32).float()] * 2, 31, 7, 2)
     kernels.Norm.apply(rows(3, 5, 128).float())
-    made = {name: rows(2, 40, 3).float() for name in SIGNALS}
-    kernels.draw(rows(2, 40, OUTPUTS).float(), rows(2, 40, 3).float(), rows(2, 40, 3).long(), made, 1)
 
 
 def adapters(parts=3, gated=False):
