@@ -160,6 +160,11 @@ class Buffers:
         self.written[rows] = 1
         self.ended[rows] = ended | (self.limit <= 1)
 
+    def copy_made(self, target: Sequence[Tensor], rows: Tensor, to: Tensor) -> None:
+        """Copy what these rows have sampled to the rows `to` of `target`."""
+        for ours, theirs in zip(self.made, target, strict=True):
+            theirs[to] = ours[rows, : theirs.shape[1]]
+
     def take(self, larger: "Buffers", rows: Tensor) -> None:
         """Take over these rows from larger buffers. Their pages are not moved."""
         self.start(0)

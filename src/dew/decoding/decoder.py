@@ -195,8 +195,7 @@ class Decoder:
             """Copy what these rows have sampled to the result, unless that was done before."""
             if fresh := [i for i in rows if i not in copied]:
                 chosen, to = torch.tensor([fresh, [place[i] for i in fresh]], device=self.device)
-                for ours, theirs in zip(buffers.made, made, strict=True):
-                    theirs[to] = ours[chosen, :new]
+                buffers.copy_made(made, chosen, to)
                 copied.update(fresh)
                 if on_ended:
                     on_ended([place[i] for i in fresh], made[0][to])
