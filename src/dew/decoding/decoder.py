@@ -200,7 +200,6 @@ class Decoder:
                 if on_ended:
                     on_ended([place[i] for i in fresh], made[0][to])
 
-        shrunk = 0.85 if self.keep else 0.5  # capturing the graph of smaller buffers pays off sooner if it is kept
         prefill.load(place, range(len(place)), buffers)
         runs.begin(range(len(place)))
         step, last = 0, new - 1  # all rows have reached the limit after step `last`
@@ -227,7 +226,7 @@ class Decoder:
                     last = step + new - 1
             elif not queue.waiting and not live:
                 break
-            elif not queue.waiting and (fewer := max(FEWEST, self._capacity(len(live)))) <= shrunk * len(buffers):
+            elif not queue.waiting and self._worthwhile(fewer := max(FEWEST, self._capacity(len(live))), buffers):
                 larger, buffers, place = buffers, self._fitting(fewer, width, new), [place[i] for i in live]
                 copied.clear()
                 buffers.take(larger, torch.tensor(live, device=self.device))
@@ -236,6 +235,10 @@ class Decoder:
         copy(range(len(place)))
         self._release_large()
         return made
+
+    def _worthwhile(self, fewer: int, buffers: Buffers) -> bool:
+        """Whether to continue with smaller buffers: capturing their graph pays off sooner if it is kept."""
+        return fewer <= (0.85 if self.keep else 0.5) * len(buffers)
 
     def _capacity(self, rows: int) -> int:
         """Round up to one of a few buffer sizes. Kept sizes are fractions 1, 0.8, 0.64, ... of the largest call."""
