@@ -519,7 +519,7 @@ def test_an_alarm_of_several_runs_is_one_finding() -> None:
     [
         ("failed", "RewardError: boom", True, "Stopped by an error at step 12 of 60: RewardError: boom", "dew resume"),
         ("running", None, False, "Killed (its process ended without an error, often out of memory) at", "again"),
-        ("stopped", None, True, "Interrupted at step 12 of 60.", "Resume with `dew resume run`."),
+        ("stopped", None, True, "Interrupted at step 12 of 60.", "trainer.train(resume_from_checkpoint=True)`"),
     ],
 )
 def test_why_a_run_ended_is_the_first_finding(tmp_path, status, error, checkpoint, says, remedy) -> None:
@@ -529,6 +529,8 @@ def test_why_a_run_ended_is_the_first_finding(tmp_path, status, error, checkpoin
     folder.append_alarm({"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."})
     if checkpoint:
         (folder.path / "checkpoint-10").mkdir()
+    if error:
+        (folder.path / "config.yaml").touch()  # of `dew train`
     if status == "running":
         with lock(folder.path):
             page = report_of(build([folder.path]))

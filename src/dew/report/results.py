@@ -158,7 +158,10 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
     about = " on ".join(text for text in (Path(model).name, data) if text)
     about = ", ".join(text for text in (about, budget) if text)
     by_name = {row["name"]: row for row in reversed(rows) if any(x is not None for x in row["after"])}
-    name = next((x for x in ("pass@1", "eval/pass@1", "accuracy", "reward") if x in by_name), None)
+    names = [x for x in ("pass@1", "eval/pass@1", "accuracy", "reward") if x in by_name]
+    if not any(run.facts.get("uses_threshold", True) for run in runs):  # then graded rewards may all be on one side
+        names.sort(key=lambda x: {*by_name[x]["before"], *by_name[x]["after"], None} in ({0, None}, {1, None}))
+    name = next(iter(names), None)
     show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
     texts: list[str] = []
     for arm in [*arms[1:4], arms[0]] if name else ():
@@ -219,7 +222,8 @@ def _ended(run: Run, who: str) -> Json | None:
     error = f": {run.facts['error']}" if run.facts.get("error") else "."
     folder = run.folder if run.folder and not run.folder.is_absolute() else Path(run.name)
     resumes = run.folder and any(run.folder.glob("checkpoint*"))
-    remedy = f"Resume with `dew resume {folder}`." if resumes else "No checkpoint was saved: train again."
+    how = "trainer.train(resume_from_checkpoint=True)" if run.config is None else f"dew resume {folder}"
+    remedy = f"Resume with `{how}`." if resumes else "No checkpoint was saved: train again."
     text = f"{who}{HOW[status]} at step {_steps(run)}{f' of {of}' if of else ''}{error}"
     kind = "note" if status == "stopped" else "bad"
     return {"kind": kind, "ended": True, "text": text, "remedy": remedy, "link": "#curves"}
@@ -313,8 +317,8 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
             who = f"{arm['label']}: " if len(runs) > 1 else ""
             text = (
                 f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
-                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: "
-                f"{flipped:,} tokens, {flipped / sum(group['trained'] for group in groups):.1%} of those that train."
+                f"credit of the wrong sign, rewarded in an answer below its group's mean reward or penalised in one "
+                f"above it: {flipped:,} tokens, {flipped / sum(g['trained'] for g in groups):.1%} of those that train."
             )
             link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
             found.append({"kind": "amber", "text": text, "link": f"{link}&with=flipped&by=flipped"})

@@ -236,7 +236,8 @@ function heading({ runs, title, headline }) {
 const isPaired = ({ rows }) => rows.some((row) => row.differences.length);
 const mainRows = (report) => report.rows.slice(0, isPaired(report) ? 2 : 4);
 function main(report) {
-  const name = ['accuracy', 'reward'].find((key) => report.runs.some((run) => run.metrics[key]));
+  const shown = report.charts.filter(({ folded }) => !folded).concat(report.charts); // a metric that changes comes first
+  const name = shown.flatMap(({ names }) => names).find((key) => ['accuracy', 'reward'].includes(key));
   const curve = name && chart(report.runs, 'Learning curve', [name], `${name} in training, by step`);
   const look = arms().length > 2 * MANY_LINES ? 'div.charts.wide' : 'div.charts.two';
   return h(look, curve, h(isPaired(report) ? 'div.rows.paired' : 'div.rows', mainRows(report).map(rowCard)));
