@@ -82,14 +82,12 @@ def listed(texts: Sequence[str]) -> str:
 
 def change_sentence(who: str, d: Difference, score: str = "") -> str:
     """A sentence on how a score changed from before to after training."""
-    line = f"{who}: {score or d.score} {'rose' if d.value >= 0 else 'fell'} by {abs(100 * d.value):.1f} points"
+    moved = f"{'rose' if d.value > 0 else 'fell'} by {abs(100 * d.value):.1f} points"
+    line = f"{who}: {score or d.score} {'did not change' if d.equal else moved}"
     if isfinite(d.high):
         low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (d.low, d.high))
         line += f" (95% interval {low} to {high})"
-    if d.within_noise:
-        return f"{line}." if d.too_few else f"{line}, which is within noise."
-    narrower = d.value < 0 and d.score not in ("pass@1", "accuracy")
-    return f"{line}." + (" The answers have become less diverse." if narrower else "")
+    return f"{line}, which is within noise." if d.within_noise and not d.too_few else f"{line}."
 
 
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────

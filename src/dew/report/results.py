@@ -23,7 +23,7 @@ METRICS = {
     "entropy": "nats per token",
     "length/mean": "tokens per answer",
     "length/truncated_share": "share of truncated answers",
-    "groups/mixed_share": "share of groups with correct and wrong answers",
+    "groups/mixed_share": "share of groups with different outcomes",
     "credit/flipped_share": "share of tokens with credit of the wrong sign",
 }
 """Metrics that get a row, after the scores."""
@@ -252,7 +252,7 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
     found: list[Json] = []
     for row in scored:
         score = f"{row['name']} on {row['task']}" if len(tasks) > 1 else row["name"]
-        changes = [change for arm in arms if (change := _score_change(runs, arm, row, score))]
+        changes = [change for arm in arms if (change := _score_change(runs, arm, row, score, rows))]
         for kind, verb in (("bad", "fell"), ("good", "rose"), ("note", "stayed within noise")):
             texts = [text for of, _, text in changes if of == kind]
             if len(texts) > 2:
@@ -263,7 +263,9 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
     return found
 
 
-def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tuple[str, float, str] | None:
+def _score_change(
+    runs: Sequence[Run], arm: Json, row: Json, score: str, rows: Sequence[Json]
+) -> tuple[str, float, str] | None:
     """Return the kind, size and description of an arm's change in a score, or None if it was not measured twice.
 
     Pairs problems for a single run that kept its answers, else seeds.
@@ -278,7 +280,20 @@ def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tupl
         return None
     noise = abs(change.value) < 0.05 if change.too_few else change.within_noise
     text = change_sentence(arm["label"] if len(runs) > 1 else runs[0].name, change, score)
-    return "note" if noise else "bad" if change.value < 0 else "good", abs(change.value), text
+    kind = "note" if noise else "bad" if change.value < 0 else "good"
+    return kind, abs(change.value), text + (_meaning(arm, row, rows) if kind == "bad" else "")
+
+
+def _meaning(arm: Json, row: Json, rows: Sequence[Json]) -> str:
+    """Return what the fall of a score means, if another one of the arm did not fall."""
+    score, _, k = row["name"].rpartition("@")
+    names = ("accuracy", "reward") if k == "1" else (f"{score}@1",)
+    for other in (x for x in rows if x["name"] in names and x.get("task", row.get("task")) == row.get("task")):
+        pairs = [(other["before"][i], other["after"][i]) for i in arm["runs"]]
+        if all(None not in pair and pair[0] <= pair[1] for pair in pairs):
+            exploits = f" In training, the {other['name']} did not fall: the policy may be exploiting the reward."
+            return exploits if k == "1" else " The answers have become less diverse."
+    return ""
 
 
 def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:

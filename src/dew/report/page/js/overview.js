@@ -94,7 +94,8 @@ function reachOfAll(differences) {
 function axisOf(row) {
   if (shares(row.name)) return [0, 1];
   const values = known([...row.before, ...row.after, ...row.low, ...row.high]);
-  return [Math.min(0, ...values), Math.max(...values, 1e-9)];
+  const ends = [Math.min(0, ...values), Math.max(0, ...values)];
+  return ends[0] < ends[1] ? ends : [0, 1];
 }
 
 /** One arm in a row: its values, drawn and in numbers, and its difference from the baseline. */
