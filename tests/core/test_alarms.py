@@ -163,17 +163,9 @@ def test_history_of_a_long_run_keeps_the_first_and_newest_values():
     assert len(series) <= FIRST + 2 * NEWEST
 
 
-def test_steps_in_parts_and_missing_metrics():
+def test_resumed_run_does_not_repeat_alarms_and_steps_come_in_parts():
     alarms = Alarms()
-    for step in range(1, 6):
-        assert alarms.update(step, {"accuracy": 0.5}) == []
-        seen = alarms.update(step, {"grad_norm": 0.0})
-    assert [alarm["alarm"] for alarm in seen] == ["no_gradient"]
-
-
-def test_resumed_run_does_not_repeat_alarms():
-    alarms = Alarms()
-    written = [{"step": step, "grad_norm": 0.0} for step in range(1, 9)]
+    written = [{"step": step, **part} for step in range(1, 9) for part in ({"accuracy": 0.5}, {"grad_norm": 0.0})]
     alarms.restore(written, until=6)
     assert alarms.update(7, {"grad_norm": 0.0}) == []
     fresh = Alarms()

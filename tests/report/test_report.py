@@ -509,9 +509,12 @@ def test_falling_pass_at_k_is_the_first_finding(tmp_path: Path) -> None:
 
     narrower = "mine: pass@16 fell by 30.0 points. The answers have become less diverse."
     assert found((0.2, 0.91), (0.3, 0.61)) == [("bad", narrower), ("good", "mine: pass@1 rose by 10.0 points.")]
-    exploited = "mine: pass@1 fell by 20.0 points. In training, the accuracy did not fall: the policy may be exploiting"
+    exploited = "mine: pass@1 fell by 20.0 points. Training accuracy did not fall: the policy may exploit"
     first, second = found((0.3, 0.91), (0.1, 0.91))
-    assert first == ("bad", f"{exploited} the reward.") and second == ("note", "mine: pass@16 did not change.")
+    assert first == ("bad", f"{exploited} the reward or memorise problems.") and second == (
+        "note",
+        "mine: pass@16 did not change.",
+    )
 
 
 def test_an_alarm_of_several_runs_is_one_finding() -> None:

@@ -80,16 +80,6 @@ def listed(texts: Sequence[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def change_sentence(who: str, d: Difference, score: str = "") -> str:
-    """A sentence on how a score changed from before to after training."""
-    moved = f"{'rose' if d.value > 0 else 'fell'} by {abs(100 * d.value):.1f} points"
-    line = f"{who}: {score or d.score} {'did not change' if d.equal else moved}"
-    if isfinite(d.high):
-        low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (d.low, d.high))
-        line += f" (95% interval {low} to {high})"
-    return f"{line}, which is within noise." if d.within_noise and not d.too_few else f"{line}."
-
-
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])

@@ -1,6 +1,7 @@
 """Results of runs: one row per metric with paired differences between arms, and findings in words (verdicts, changes of
 scores, alarms, and findings from the recorded tokens)."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,7 +12,7 @@ from urllib.parse import quote
 
 from dew.compare import Difference, corrected, paired, verdicts
 from dew.compare.grid import AREA, by_problem, main_scores, read_answers
-from dew.compare.verdicts import TITLES, change_sentence, listed
+from dew.compare.verdicts import TITLES, listed
 from dew.report.readers import Run
 from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
@@ -278,21 +279,26 @@ def _score_change(
     change = change or paired(after, before, arm="after", baseline="before", score=row["name"])
     if change is None:
         return None
-    noise = abs(change.value) < 0.05 if change.too_few else change.within_noise
-    text = change_sentence(arm["label"] if len(runs) > 1 else runs[0].name, change, score)
-    kind = "note" if noise else "bad" if change.value < 0 else "good"
-    return kind, abs(change.value), text + (_meaning(arm, row, rows) if kind == "bad" else "")
+    noise, size = abs(change.value) < 0.05 if change.too_few else change.within_noise, abs(change.value)
+    kind, moved = ("bad", "fell") if change.value < 0 else ("good", "rose")
+    text = f"{score} {'did not change' if change.equal else f'{moved} by {100 * size:.1f} points'}"
+    if math.isfinite(change.high):
+        low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (change.low, change.high))
+        text += f" (95% interval {low} to {high}){', which is within noise' * (noise and not change.too_few)}"
+    who = arm["label"] if len(runs) > 1 else runs[0].name
+    return "note" if noise else kind, size, f"{who}: {text}.{_meaning(arm, row, rows) * (kind == 'bad' and not noise)}"
 
 
 def _meaning(arm: Json, row: Json, rows: Sequence[Json]) -> str:
     """Return what the fall of a score means, if another one of the arm did not fall."""
     score, _, k = row["name"].rpartition("@")
     names = ("accuracy", "reward") if k == "1" else (f"{score}@1",)
-    for other in (x for x in rows if x["name"] in names and x.get("task", row.get("task")) == row.get("task")):
+    for other in (x for x in rows if x["name"] in names and x.get("task") in (None, row.get("task"))):
         pairs = [(other["before"][i], other["after"][i]) for i in arm["runs"]]
         if all(None not in pair and pair[0] <= pair[1] for pair in pairs):
-            exploits = f" In training, the {other['name']} did not fall: the policy may be exploiting the reward."
-            return exploits if k == "1" else " The answers have become less diverse."
+            if k != "1":
+                return " The answers have become less diverse."
+            return f" Training {other['name']} did not fall: the policy may exploit the reward or memorise problems."
     return ""
 
 

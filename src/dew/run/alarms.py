@@ -70,8 +70,6 @@ class Rule:
     message: str
     """A format string that may use {value}, {threshold}, {since} and {steps} (the number of steps since then)."""
     remedy: Sequence[Advice]
-    by_correctness: bool = False
-    """Only for algorithms whose credit depends on which answers are correct."""
 
 
 def _above(name: str, threshold: float, history: History) -> Crossed | None:
@@ -189,8 +187,7 @@ RULES = (
          ("Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
           "correctness, or start with easier problems.",
           ("If the reward is graded, write `algorithm: {}`.", lambda _: {"pool": "outcome"}),
-          ("If the reward is graded, write `algorithm: {}`.", lambda _: {"dynamic_sampling": False})),
-         by_correctness=True),
+          ("If the reward is graded, write `algorithm: {}`.", lambda _: {"dynamic_sampling": False}))),
     Rule("no_signal", partial(_unexplained, partial(_stays_below, "groups/mixed_share", 0.1, 10)),
          "For {steps} steps at most {value:.0%} of the groups had answers with different outcomes to learn from.",
          ("Choose problems that the model solves sometimes, or raise num_generations.", _check_threshold,
@@ -230,8 +227,8 @@ RULES = (
           "purpose, lower their number or learning_rate.",)),
     Rule("pass_falls", _pass_falls,
          "Held-out pass@k fell from {threshold:.2f} to {value:.2f}.",
-         ("If pass@1 fell too, training harms the model; if not, its answers have become less diverse. "
-          "Lower learning_rate, raise clip_high, or stop earlier.",)),
+         ("If pass@1 fell too, training harms the model; if not, its answers have become less diverse. With few "
+          "problems this may be noise; else lower learning_rate, raise clip_high, or stop earlier.",)),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.", (LEARN_LESS,)),
     Rule("never_clips", _never_clips,
@@ -272,7 +269,7 @@ class Alarms:
         """Number of steps at which the condition of each rule held."""
         self._history, self._counted = History(), dict[str, int]()
         self._algorithm, self._checkpoints = algorithm, checkpoints
-        self._rules = [rule for rule in RULES if by_correctness or not rule.by_correctness]
+        self._rules = [rule for rule in RULES if by_correctness or rule.name != "never_correct"]
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the alarms that fire with these metrics. A step may be added in several parts."""
