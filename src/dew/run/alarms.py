@@ -90,12 +90,13 @@ _empty = partial(_stays_below, "length/mean", 1.5, 1)
 
 def _reward_falls(history: History) -> Crossed | None:
     """The mean of the newest n values is below half of the first value, or of the best earlier mean over n values, by
-    more than five standard errors. The noise of a value is estimated from differences between successive values."""
+    more than five standard errors. The variance of a value is half the mean squared difference between successive
+    values, without the largest difference, which may be the fall."""
     x, steps = history.series("reward"), list(history.values.get("reward", ()))
     if len(x) < 4:
         return None
     n = 3 if len(x) < 4 * RECENT else 2 * RECENT
-    now, noise = fmean(x[-n:]), median(abs(a - b) for a, b in pairwise(x)) / 0.954
+    now, noise = fmean(x[-n:]), math.sqrt(fmean(sorted((a - b) ** 2 for a, b in pairwise(x))[:-1]) / 2)
     means = [(fmean(x[i - n : i]), n, steps[i - 1]) for i in range(n, len(x) - n + 1)]
     best, count, step = max([(x[0], 1, steps[0]), *means])
     fall = max(abs(best) / 2, 5 * noise * math.sqrt(1 / count + 1 / n))
