@@ -77,7 +77,7 @@ def test_alarm_fires_once_and_counts_the_steps_of_its_condition(name):
     assert [fired(alarms, 100 + i, **bad) for i in range(steps)] == [[]] * steps
     assert alarms.steps[name] > held >= 2
     explained = name in ("never_correct", "no_signal", "no_gradient", "batch_not_full")
-    for cause in ({"unscored_share": 0.6}, {"length/truncated_share": 0.6}, {"length/mean": 1.0}):
+    for cause in ({"unscored_share": 0.6}, {"length/truncated_share": 0.95}, {"length/mean": 1.0}):
         assert (name in sick(name, **{**cause, **bad})[1].steps) != explained, cause
 
 

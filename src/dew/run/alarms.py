@@ -26,7 +26,7 @@ class Crossed(NamedTuple):
 FIRST, RECENT = 20, 5
 """The mean entropy of the last 5 steps is compared with that of the first 20."""
 MOST = 0.5
-"""Share of answers without a reward, or truncated, above which that is the problem."""
+"""Share of answers without a reward above which that is the problem."""
 NEWEST = 50
 """Number of values kept in addition to the first ones, more than any rule needs."""
 
@@ -150,10 +150,10 @@ def _never_clips(history: History) -> Crossed | None:
 
 
 def _unexplained(condition: Callable[[History], Crossed | None], history: History) -> Crossed | None:
-    """The condition, unless an alarm of its own explains it: the reward fell, or most answers have no reward, are
-    truncated or empty."""
-    most = any(_above(name, MOST, history) for name in ("unscored_share", "length/truncated_share"))
-    return None if most or _empty(history) or _reward_falls(history) else condition(history)
+    """The condition, unless another alarm explains it: the reward fell, most answers have no reward or are empty, or
+    nearly all are truncated."""
+    useless = _above("unscored_share", MOST, history) or _above("length/truncated_share", 0.9, history)
+    return None if useless or _empty(history) or _reward_falls(history) else condition(history)
 
 
 def _not_finite(history: History) -> Crossed | None:
