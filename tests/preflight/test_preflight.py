@@ -323,8 +323,7 @@ def drawn(outcome, **changes):
 def test_groups_without_signal_and_rewards_that_are_missing_or_all_the_same():
     few, many = drawn([0.0] * 16), drawn([0.0] * 32)
     assert trl.check_groups(few).status == "warning", "four groups prove nothing"
-    assert trl.check_groups(many).status == "failed" and "easier problems" in trl.check_groups(many).remedy
-    assert "harder problems" in trl.check_groups(drawn([1.0] * 32)).remedy
+    assert trl.check_groups(many).status == "failed" and "solves sometimes" in trl.check_groups(many).remedy
     assert trl.check_groups(drawn([1.0, 0, 0, 0] + [0.0] * 28)).status == "ok"
     assert trl.check_mean(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
     assert [check(drawn([None] * 8)).status for check in (trl.check_mean, trl.check_groups)] == ["failed", "skipped"]
