@@ -220,7 +220,8 @@ function nameTab({ runs, title }) {
   document.title = [found[0]?.[0], alarms > 0 && `▲${alarms}`, `${visible(title)} · dew`].filter(Boolean).join(' ');
 }
 
-function heading({ runs, title, headline }) {
+function heading({ runs, title, headline, findings: all }) {
+  const problems = all.filter(({ kind }) => kind === 'bad').length;
   const counts = [
     !view.whole.tasks && visible(title),
     manyRuns() && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
@@ -228,6 +229,7 @@ function heading({ runs, title, headline }) {
     runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
     [...new Set(runs.map((run) => run.facts.status).filter(Boolean))].map(said).join(', '),
     ...(runs.length === 1 ? progressOf(runs[0]) : []),
+    problems > 0 && `▲ ${plural(problems, 'problem')}`,
   ];
   const about = h('p.quiet', counts.filter(Boolean).join(' · '));
   return h('header.report-title', h('h1', visible((!view.whole.tasks && headline) || title)), about);
