@@ -350,8 +350,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
-        if not inputs.get("idle"):
-            self._statistics.add_entropy(inputs["verdict"], parts[""][1].mask, entropy)
+        trained = parts[""][1].mask & (not inputs.get("idle"))
+        self._statistics.add_entropy(inputs["verdict"], trained, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss
