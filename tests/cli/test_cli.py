@@ -281,10 +281,9 @@ def test_a_view_follows_a_run_as_it_grows(tmp_path):
     folder, view = RunFolder(tmp_path), runs.RunView(tmp_path)
     assert view.poll() == [] and view.seconds_left is None
     folder.write_run({"steps": 10})
-    for step in (1, 2):
-        folder.append_metrics(
-            {"step": step, "time": 100.0 + 2 * step, "accuracy": 0.1 * step, "tokens_per_second": 5.0}
-        )
+    for step, known in ((1, {"entropy": 0.3}), (2, {})):
+        metrics = {"time": 100.0 + 2 * step, "accuracy": 0.1 * step, "tokens_per_second": 5.0, "grad_norm": 0.0}
+        folder.append_metrics({"step": step, **metrics, **known})
     assert len(view.poll()) == 2 and view.poll() == []
     assert view.step == 2 and view.seconds_left == pytest.approx(8 * 2)
     assert "step 2/10  accuracy 0.200  tokens/s 5  00:16 left" in view.line()

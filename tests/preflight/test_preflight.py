@@ -170,10 +170,11 @@ def test_a_folder_that_cannot_be_written_and_a_full_disk_fail(settings, monkeypa
 
 @pytest.mark.parametrize(
     ("algorithm", "own", "empty", "says"),
-    [("gtpo", [2.0] * 4, 1.0, "counts as correct"), ("dew", [2.0] * 4, 1.0, ""), ("dew", [0.5] * 4, 1.0, "above that"),
-     ("dew", [0.5] * 4, float("nan"), "NaN or infinity for 1 answers")],
+    [("gtpo", [2.0] * 4, 1.0, "counts as correct"), ("dew", [2.0, 3.0] * 2, 1.0, ""),
+     ("dew", [0.5] * 4, float("nan"), "NaN or infinity for 1 answers"), ("gtpo", [0.0] * 4, 0.0, "It is always 0."),
+     ("dew", [0.5] * 4, 1.0, "above that")],
 )  # fmt: skip
-def test_rewards_of_empty_answers(algorithm, own, empty, says):
+def test_the_outcome_reward_of_empty_answers(algorithm, own, empty, says):
     data = Data([{"prompt": "1"}], [lambda completions, **_: [empty]])
     found = trl.check_reward(0, 0, data, drawn(own), get_algorithm(algorithm))
     assert says in found.says and found.status == ("failed" if says else "ok")
@@ -322,8 +323,7 @@ def drawn(outcome, **changes):
 def test_groups_without_signal_and_rewards_that_are_missing_or_all_the_same():
     few, many = drawn([0.0] * 16), drawn([0.0] * 32)
     assert trl.check_groups(few).status == "warning", "four groups prove nothing"
-    assert trl.check_groups(many).status == "failed" and "easier problems" in trl.check_groups(many).remedy
-    assert "harder problems" in trl.check_groups(drawn([1.0] * 32)).remedy
+    assert trl.check_groups(many).status == "failed" and "solves sometimes" in trl.check_groups(many).remedy
     assert trl.check_groups(drawn([1.0, 0, 0, 0] + [0.0] * 28)).status == "ok"
     assert trl.check_mean(drawn([1.0, 0.0, 0.0, 0.0])).status == "ok"
     assert [check(drawn([None] * 8)).status for check in (trl.check_mean, trl.check_groups)] == ["failed", "skipped"]

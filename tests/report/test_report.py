@@ -499,11 +499,22 @@ def test_one_run_each_is_paired_by_problem(tmp_path: Path) -> None:
 def test_falling_pass_at_k_is_the_first_finding(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     run.write_run({"name": "mine"})
-    scores = [{"pass@1": {"value": one}, "pass@16": {"value": k}} for one, k in ((0.2, 0.91), (0.3, 0.61))]
-    run.write_scores([{"when": w, "task": "t", "scores": s} for w, s in zip(("before", "after"), scores, strict=True)])
-    first, second = report_of(build([tmp_path]))["findings"]
-    assert (first["kind"], first["text"]) == ("bad", "mine: pass@16 fell by 30.0 points.")
-    assert (second["kind"], second["text"]) == ("good", "mine: pass@1 rose by 10.0 points.")
+    run.write_metrics([{"step": step, "accuracy": 0.1 * step} for step in (1, 2)])
+
+    def found(*scores: tuple[float, float]) -> list[tuple[str, str]]:
+        known = zip(("before", "after"), scores, strict=True)
+        values = [(when, {"pass@1": {"value": one}, "pass@16": {"value": k}}) for when, (one, k) in known]
+        run.write_scores([{"when": when, "task": "t", "scores": of} for when, of in values])
+        return [(x["kind"], x["text"]) for x in report_of(build([tmp_path]))["findings"]]
+
+    narrower = "mine: pass@16 fell by 30.0 points. The answers have become less diverse."
+    assert found((0.2, 0.91), (0.3, 0.61)) == [("bad", narrower), ("good", "mine: pass@1 rose by 10.0 points.")]
+    exploited = "mine: pass@1 fell by 20.0 points. Training accuracy did not fall: the policy may exploit"
+    first, second = found((0.3, 0.91), (0.1, 0.91))
+    assert first == ("bad", f"{exploited} the reward or memorise problems.") and second == (
+        "note",
+        "mine: pass@16 did not change.",
+    )
 
 
 def test_an_alarm_of_several_runs_is_one_finding() -> None:
@@ -519,7 +530,7 @@ def test_an_alarm_of_several_runs_is_one_finding() -> None:
     [
         ("failed", "RewardError: boom", True, "Stopped by an error at step 12 of 60: RewardError: boom", "dew resume"),
         ("running", None, False, "Killed (its process ended without an error, often out of memory) at", "again"),
-        ("stopped", None, True, "Interrupted at step 12 of 60.", "Resume with `dew resume run`."),
+        ("stopped", None, True, "Interrupted at step 12 of 60.", "trainer.train(resume_from_checkpoint=True)`"),
     ],
 )
 def test_why_a_run_ended_is_the_first_finding(tmp_path, status, error, checkpoint, says, remedy) -> None:
@@ -529,6 +540,8 @@ def test_why_a_run_ended_is_the_first_finding(tmp_path, status, error, checkpoin
     folder.append_alarm({"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."})
     if checkpoint:
         (folder.path / "checkpoint-10").mkdir()
+    if error:
+        (folder.path / "config.yaml").touch()  # of `dew train`
     if status == "running":
         with lock(folder.path):
             page = report_of(build([folder.path]))

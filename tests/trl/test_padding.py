@@ -97,7 +97,8 @@ def test_an_answer_with_a_penalty_is_not_left_out():
     assert part["completion_ids"].tolist() == [[0, 1], [2, 3]] and part["divisor"] == 7
     assert len(loss.update_parts([rows], 4, skip=False)[0]["completion_ids"]) == 4
     nothing = {**rows, "advantages": 0 * advantages, "penalty": 0 * penalty}
-    assert loss.update_parts([nothing], 4, skip=True)[0]["completion_ids"].tolist() == [[6, 7]]  # the shortest
+    (idle,) = loss.update_parts([nothing], 4, skip=True)
+    assert idle["completion_ids"].tolist() == [[6, 7]] and idle["idle"] and not part["idle"]  # the shortest
 
 
 def test_no_cudnn_attention(tmp_path):

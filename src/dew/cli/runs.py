@@ -93,6 +93,8 @@ class RunView:
         for alarm in self._new_lines("alarms.jsonl"):
             self.alarms.append(f"⚠ {self.label} step {alarm.get('step')}: {alarm.get('message')} {alarm.get('remedy')}")
         for line in lines:
+            if "grad_norm" in line:  # a step that trains on nothing has no entropy
+                self.latest.pop("entropy", None)
             self.latest.update(line)
             if not self._times or self.step > self._times[-1][0]:
                 self._times = [*self._times[-9:], (self.step, line.get("time", time.time()))]

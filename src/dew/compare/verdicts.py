@@ -80,18 +80,6 @@ def listed(texts: Sequence[str]) -> str:
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 
 
-def change_sentence(who: str, d: Difference, score: str = "") -> str:
-    """A sentence on how a score changed from before to after training."""
-    line = f"{who}: {score or d.score} {'rose' if d.value >= 0 else 'fell'} by {abs(100 * d.value):.1f} points"
-    if isfinite(d.high):
-        low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (d.low, d.high))
-        line += f" (95% interval {low} to {high})"
-    if d.within_noise:
-        return f"{line}." if d.too_few else f"{line}, which is within noise."
-    narrower = d.value < 0 and d.score not in ("pass@1", "accuracy")
-    return f"{line}." + (" The answers have become less diverse." if narrower else "")
-
-
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])

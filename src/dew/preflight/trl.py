@@ -174,9 +174,7 @@ def check_groups(answers: Answers) -> Check:
     if not not_nan(answers.outcome).size:
         return skipped("groups", "No answer has a reward.")
     says = f"{mixed} of {n} groups have answers with different outcomes to learn from."
-    solved = np.nanmean(answers.outcome) > 0.5
-    change = "harder problems" if solved else "easier problems, a model that knows the answer format"
-    remedy = f"Use {change}, or more answers per prompt (num_generations). Raise --answers for a larger sample."
+    remedy = "Check that rewards differ; choose problems that the model solves sometimes, or raise num_generations."
     few, none = mixed < max(1, 0.1 * n), mixed == 0 and n >= CONCLUSIVE
     return graded("groups", says, remedy, warn=few, fail=none)
 
@@ -213,7 +211,7 @@ def probe(reward: Any, data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, algorithm: Algorithm) -> Check:
-    """Check that rewards are finite, that the outcome reward rejects empty answers, and that others differ."""
+    """Check that rewards are finite, that they differ, and that the outcome reward rejects empty answers."""
     name, reward = f"reward {data.names[index]}", data.rewards[index]
     if not callable(reward):
         return skipped(name, "Reward models are not probed.")
@@ -225,15 +223,15 @@ def check_reward(index: int, outcome: int, data: Data, answers: Answers | None, 
     says = f"On gold answers {_mean(gold)}, on empty ones {_mean(empty)}, on the model's {_mean(own)}."
     if index == outcome:
         by_value = not algorithm.uses_threshold and not_nan(own).size > 0
-        wrong = bool((empty > (np.nanmean(own) if by_value else algorithm.threshold)).any())
-        says += f" An empty answer {'scores above that' if by_value else 'counts as correct'}." * wrong
-        return graded(name, says, EMPTY_REMEDY, warn=False, fail=wrong)
+        if (empty > (np.nanmean(own) if by_value else algorithm.threshold)).any():
+            says += f" An empty answer {'scores above that' if by_value else 'counts as correct'}."
+            return graded(name, says, EMPTY_REMEDY, warn=False, fail=True)
     seen, on_answers = _distinct(gold, empty, own), _distinct(own)
     if len(seen) < 2:
         says += f" It is always {seen[0]:g}." if seen else " It never returned a number."
     elif len(on_answers) == 1:
         says += f" It is {on_answers[0]:g} for every answer of the model."
-    remedy = "Compare the format that it expects with the one that the prompt asks for, or remove it."
+    remedy = "Compare the format that it expects with the one that the prompt asks for, or use another reward."
     warn, fail = len(seen) < 2 or len(on_answers) == 1, len(seen) == 1 and answers is not None
     return graded(name, says, remedy, warn=warn, fail=fail)
 

@@ -221,7 +221,7 @@ CHARTS = (  # title, metrics, note, whether its axis is logarithmic
     ("Length", r"length/(mean|correct|wrong)$", "tokens per answer", False),
     ("Truncated answers", r"length/truncated_share$", "share that reached the length limit", False),
     ("Groups", r"groups/(sampled|kept|dropped|refilled)$", "prompts per step", False),
-    ("Groups with signal", r"groups/mixed_share$", "share with correct and wrong answers", False),
+    ("Groups with signal", r"groups/mixed_share$", "share with different outcomes", False),
     ("Concentration of credit", r"credit/top\d+_share$", "share of |credit| on the top 20% and the top token", False),
     ("Clipped tokens", r"clip/(low|high)$", "share outside the trust region", False),
     ("Ratio", r"ratio/(mean|max)$", "new policy / old policy", True),

@@ -1,6 +1,7 @@
 """Results of runs: one row per metric with paired differences between arms, and findings in words (verdicts, changes of
 scores, alarms, and findings from the recorded tokens)."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -11,7 +12,7 @@ from urllib.parse import quote
 
 from dew.compare import Difference, corrected, paired, verdicts
 from dew.compare.grid import AREA, by_problem, main_scores, read_answers
-from dew.compare.verdicts import TITLES, change_sentence, listed
+from dew.compare.verdicts import TITLES, listed
 from dew.report.readers import Run
 from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
@@ -23,7 +24,7 @@ METRICS = {
     "entropy": "nats per token",
     "length/mean": "tokens per answer",
     "length/truncated_share": "share of truncated answers",
-    "groups/mixed_share": "share of groups with correct and wrong answers",
+    "groups/mixed_share": "share of groups with different outcomes",
     "credit/flipped_share": "share of tokens with credit of the wrong sign",
 }
 """Metrics that get a row, after the scores."""
@@ -158,7 +159,10 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
     about = " on ".join(text for text in (Path(model).name, data) if text)
     about = ", ".join(text for text in (about, budget) if text)
     by_name = {row["name"]: row for row in reversed(rows) if any(x is not None for x in row["after"])}
-    name = next((x for x in ("pass@1", "eval/pass@1", "accuracy", "reward") if x in by_name), None)
+    names = [x for x in ("pass@1", "eval/pass@1", "accuracy", "reward") if x in by_name]
+    if not any(run.facts.get("uses_threshold", True) for run in runs):  # then graded rewards may all be on one side
+        names.sort(key=lambda x: {*by_name[x]["before"], *by_name[x]["after"], None} in ({0, None}, {1, None}))
+    name = next(iter(names), None)
     show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
     texts: list[str] = []
     for arm in [*arms[1:4], arms[0]] if name else ():
@@ -219,7 +223,8 @@ def _ended(run: Run, who: str) -> Json | None:
     error = f": {run.facts['error']}" if run.facts.get("error") else "."
     folder = run.folder if run.folder and not run.folder.is_absolute() else Path(run.name)
     resumes = run.folder and any(run.folder.glob("checkpoint*"))
-    remedy = f"Resume with `dew resume {folder}`." if resumes else "No checkpoint was saved: train again."
+    how = "trainer.train(resume_from_checkpoint=True)" if run.config is None else f"dew resume {folder}"
+    remedy = f"Resume with `{how}`." if resumes else "No checkpoint was saved: train again."
     text = f"{who}{HOW[status]} at step {_steps(run)}{f' of {of}' if of else ''}{error}"
     kind = "note" if status == "stopped" else "bad"
     return {"kind": kind, "ended": True, "text": text, "remedy": remedy, "link": "#curves"}
@@ -248,7 +253,7 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
     found: list[Json] = []
     for row in scored:
         score = f"{row['name']} on {row['task']}" if len(tasks) > 1 else row["name"]
-        changes = [change for arm in arms if (change := _score_change(runs, arm, row, score))]
+        changes = [change for arm in arms if (change := _score_change(runs, arm, row, score, rows))]
         for kind, verb in (("bad", "fell"), ("good", "rose"), ("note", "stayed within noise")):
             texts = [text for of, _, text in changes if of == kind]
             if len(texts) > 2:
@@ -259,7 +264,9 @@ def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Jso
     return found
 
 
-def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tuple[str, float, str] | None:
+def _score_change(
+    runs: Sequence[Run], arm: Json, row: Json, score: str, rows: Sequence[Json]
+) -> tuple[str, float, str] | None:
     """Return the kind, size and description of an arm's change in a score, or None if it was not measured twice.
 
     Pairs problems for a single run that kept its answers, else seeds.
@@ -272,9 +279,27 @@ def _score_change(runs: Sequence[Run], arm: Json, row: Json, score: str) -> tupl
     change = change or paired(after, before, arm="after", baseline="before", score=row["name"])
     if change is None:
         return None
-    noise = abs(change.value) < 0.05 if change.too_few else change.within_noise
-    text = change_sentence(arm["label"] if len(runs) > 1 else runs[0].name, change, score)
-    return "note" if noise else "bad" if change.value < 0 else "good", abs(change.value), text
+    noise, size = abs(change.value) < 0.05 if change.too_few else change.within_noise, abs(change.value)
+    kind, moved = ("bad", "fell") if change.value < 0 else ("good", "rose")
+    text = f"{score} {'did not change' if change.equal else f'{moved} by {100 * size:.1f} points'}"
+    if math.isfinite(change.high):
+        low, high = (f"{100 * x:+.1f}".replace("-", "−") for x in (change.low, change.high))
+        text += f" (95% interval {low} to {high}){', which is within noise' * (noise and not change.too_few)}"
+    who = arm["label"] if len(runs) > 1 else runs[0].name
+    return "note" if noise else kind, size, f"{who}: {text}.{_meaning(arm, row, rows) * (kind == 'bad' and not noise)}"
+
+
+def _meaning(arm: Json, row: Json, rows: Sequence[Json]) -> str:
+    """Return what the fall of a score means, if another one of the arm did not fall."""
+    score, _, k = row["name"].rpartition("@")
+    names = ("accuracy", "reward") if k == "1" else (f"{score}@1",)
+    for other in (x for x in rows if x["name"] in names and x.get("task") in (None, row.get("task"))):
+        pairs = [(other["before"][i], other["after"][i]) for i in arm["runs"]]
+        if all(None not in pair and pair[0] <= pair[1] for pair in pairs):
+            if k != "1":
+                return " The answers have become less diverse."
+            return f" Training {other['name']} did not fall: the policy may exploit the reward or memorise problems."
+    return ""
 
 
 def _alarms(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
@@ -313,8 +338,8 @@ def _tokens(runs: Sequence[Run], arms: Sequence[Json], summaries: Sequence[Seque
             who = f"{arm['label']}: " if len(runs) > 1 else ""
             text = (
                 f"{who}{sum(group['flipped'] > 0 for group in groups):,} of {len(groups):,} recorded groups have "
-                f"credit of the wrong sign, rewarded in a wrong answer or penalised in a correct one: "
-                f"{flipped:,} tokens, {flipped / sum(group['trained'] for group in groups):.1%} of those that train."
+                f"credit of the wrong sign, rewarded in an answer below its group's mean reward or penalised in one "
+                f"above it: {flipped:,} tokens, {flipped / sum(g['trained'] for g in groups):.1%} of those that train."
             )
             link = f"#groups&in={arm['runs'][0] + 1}" if len(arm["runs"]) == 1 < len(runs) else "#groups"
             found.append({"kind": "amber", "text": text, "link": f"{link}&with=flipped&by=flipped"})

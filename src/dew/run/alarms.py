@@ -70,8 +70,6 @@ class Rule:
     message: str
     """A format string that may use {value}, {threshold}, {since} and {steps} (the number of steps since then)."""
     remedy: Sequence[Advice]
-    by_correctness: bool = False
-    """Only for algorithms whose credit depends on which answers are correct."""
 
 
 def _above(name: str, threshold: float, history: History) -> Crossed | None:
@@ -86,14 +84,19 @@ def _stays_below(name: str, threshold: float, count: int, history: History) -> C
     return Crossed(max(last), threshold, list(history.values[name])[-count]) if holds else None
 
 
+_empty = partial(_stays_below, "length/mean", 1.5, 1)
+"""An empty answer has one token, which ends it."""
+
+
 def _reward_falls(history: History) -> Crossed | None:
     """The mean of the newest n values is below half of the first value, or of the best earlier mean over n values, by
-    more than five standard errors. The noise of a value is estimated from differences between successive values."""
+    more than five standard errors. The variance of a value is half the mean squared difference between successive
+    values, without the largest difference, which may be the fall."""
     x, steps = history.series("reward"), list(history.values.get("reward", ()))
     if len(x) < 4:
         return None
     n = 3 if len(x) < 4 * RECENT else 2 * RECENT
-    now, noise = fmean(x[-n:]), median(abs(a - b) for a, b in pairwise(x)) / 0.954
+    now, noise = fmean(x[-n:]), math.sqrt(fmean(sorted((a - b) ** 2 for a, b in pairwise(x))[:-1]) / 2)
     means = [(fmean(x[i - n : i]), n, steps[i - 1]) for i in range(n, len(x) - n + 1)]
     best, count, step = max([(x[0], 1, steps[0]), *means])
     fall = max(abs(best) / 2, 5 * noise * math.sqrt(1 / count + 1 / n))
@@ -146,9 +149,11 @@ def _never_clips(history: History) -> Crossed | None:
     return Crossed(moved, 0.001, list(history.values["clip/low"])[-20]) if holds else None
 
 
-def _if_scored(condition: Callable[[History], Crossed | None], history: History) -> Crossed | None:
-    """The condition, unless most answers have no reward: that explains it, and has an alarm of its own."""
-    return None if _above("unscored_share", MOST, history) else condition(history)
+def _unexplained(condition: Callable[[History], Crossed | None], history: History) -> Crossed | None:
+    """The condition, unless another alarm explains it: the reward fell, most answers have no reward or are empty, or
+    nearly all are truncated."""
+    useless = _above("unscored_share", MOST, history) or _above("length/truncated_share", 0.9, history)
+    return None if useless or _empty(history) or _reward_falls(history) else condition(history)
 
 
 def _not_finite(history: History) -> Crossed | None:
@@ -178,21 +183,20 @@ RULES = (
          ("Return a number from the reward function, and None only for answers that it cannot score.",
           lambda rule: "" if getattr(rule, "engine_loss", False) else
           "With several functions, set outcome_reward to one that scores every answer.")),
-    Rule("never_correct", partial(_stays_below, "accuracy", 0.0, 10),
+    Rule("never_correct", partial(_unexplained, partial(_stays_below, "accuracy", 0.0, 10)),
          "No answer was correct for {steps} steps: the outcome reward was never above the threshold.",
          ("Check the reward on gold answers (`dew preflight`), set outcome_reward to the function that decides "
           "correctness, or start with easier problems.",
           ("If the reward is graded, write `algorithm: {}`.", lambda _: {"pool": "outcome"}),
-          ("If the reward is graded, write `algorithm: {}`.", lambda _: {"dynamic_sampling": False})),
-         by_correctness=True),
-    Rule("no_signal", partial(_if_scored, partial(_stays_below, "groups/mixed_share", 0.1, 10)),
-         "For {steps} steps at most {value:.1%} of the groups had answers with different outcomes to learn from.",
+          ("If the reward is graded, write `algorithm: {}`.", lambda _: {"dynamic_sampling": False}))),
+    Rule("no_signal", partial(_unexplained, partial(_stays_below, "groups/mixed_share", 0.1, 10)),
+         "For {steps} steps at most {value:.0%} of the groups had answers with different outcomes to learn from.",
          ("Choose problems that the model solves sometimes, or raise num_generations.", _check_threshold,
           ("To replace such groups, write `algorithm: {}`.",
            lambda rule: {"dynamic_sampling": True} if rule.uses_threshold else {}))),
     Rule("wrong_sign", partial(_above, "credit/flipped_share", 0.01),
-         "{value:.1%} of the tokens have credit of the wrong sign: rewarded in a wrong answer or penalised in a "
-         "correct one, in groups that are nearly all correct or wrong.",
+         "{value:.1%} of the tokens have credit of the wrong sign: rewarded in an answer below its group's mean reward "
+         "or penalised in one above it.",
          (("Write `algorithm: {}`, which cannot flip a sign.", lambda _: {"pool": "outcome"}),)),
     Rule("reward_falls", _reward_falls,
          "The reward fell from {threshold:.2g} to {value:.2g} since step {since}.",
@@ -202,6 +206,9 @@ RULES = (
          ("Raise max_completion_length (and vllm_max_model_length, if it is set).",
           ("To reward answers that end, write `algorithm: {}`.",
            lambda rule: {"overlong": "soft", "overlong_buffer": max(1, rule.max_tokens // 4)}))),
+    Rule("empty_answers", _empty,
+         "The answers have {value:.2g} tokens on average: most are empty.",
+         ("Give an empty answer a lower reward than any other, or lower learning_rate.",)),
     Rule("entropy_collapse", partial(_entropy, -1, 0.2),
          "The policy's entropy fell to {value:.3g} nats, below a fifth of its mean over the first 20 steps.",
          ("Lower learning_rate, or raise clip_high so that unlikely tokens of correct answers can grow.",)),
@@ -221,8 +228,8 @@ RULES = (
           "purpose, lower their number or learning_rate.",)),
     Rule("pass_falls", _pass_falls,
          "Held-out pass@k fell from {threshold:.2f} to {value:.2f}.",
-         ("If pass@1 fell too, training harms the model; if not, its answers have become less diverse. "
-          "Lower learning_rate, raise clip_high, or stop earlier.",)),
+         ("If pass@1 fell too, training harms the model; if not, its answers have become less diverse. With few "
+          "problems this may be noise; else lower learning_rate, raise clip_high, or stop earlier.",)),
     Rule("clipped", _clipped,
          "{value:.0%} of the tokens were clipped and got no gradient.", (LEARN_LESS,)),
     Rule("never_clips", _never_clips,
@@ -234,7 +241,7 @@ RULES = (
     Rule("verifier_fails", partial(_above, "verifier/failed_share", 0.01),
          "The verifier timed out on {value:.1%} of the answers, which count as wrong.",
          ("Free some cores for it, and read these answers in the token records (verdict: timeout).",)),
-    Rule("no_gradient", partial(_if_scored, partial(_stays_below, "grad_norm", 0.0, 5)),
+    Rule("no_gradient", partial(_unexplained, partial(_stays_below, "grad_norm", 0.0, 5)),
          "The gradient was exactly 0 for {steps} steps, so nothing is learned.",
          ("Check groups/mixed_share and length/truncated_share: if all answers to a prompt have the same reward, every "
           "advantage is 0.", _check_threshold)),
@@ -244,7 +251,7 @@ RULES = (
     Rule("skipped", partial(_above, "steps/skipped", 0.0),
          "The step was skipped: a reward, an advantage, a logit, an entropy or the gradient was infinite or NaN.",
          ("Three in a row stop the run. Check the reward function, lower learning_rate, use bf16 instead of fp16.",)),
-    Rule("batch_not_full", partial(_if_scored, partial(_above, "groups/short", 0.0)),
+    Rule("batch_not_full", partial(_unexplained, partial(_above, "groups/short", 0.0)),
          "Dynamic sampling stopped at max_rounds, {value:.0f} groups short; the step trained on the rest, if any.",
          ("Choose problems that the model solves sometimes.", _check_threshold,
           ("To sample longer, write `algorithm: {}`.", lambda rule: {"max_rounds": 2 * rule.max_rounds}))),
@@ -263,7 +270,7 @@ class Alarms:
         """Number of steps at which the condition of each rule held."""
         self._history, self._counted = History(), dict[str, int]()
         self._algorithm, self._checkpoints = algorithm, checkpoints
-        self._rules = [rule for rule in RULES if by_correctness or not rule.by_correctness]
+        self._rules = [rule for rule in RULES if by_correctness or rule.name != "never_correct"]
 
     def update(self, step: int, metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the alarms that fire with these metrics. A step may be added in several parts."""

@@ -236,8 +236,8 @@ def divisor(algorithm: Algorithm, rows: Rows, which: Tensor) -> float:
 def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[Columns]:
     """Split the rows of an optimizer step into micro-batches that need no more memory than `rows_at_once` padded rows.
 
-    With `skip`, answers without an advantage or penalty are left out, but at least one is kept, because every process
-    needs a gradient. `longest` is the number of tokens in the longest row.
+    With `skip`, answers without an advantage or penalty are left out. If none has any, one is kept, because every
+    process needs a gradient, and `idle` is True. `longest` is the number of tokens in the longest row.
     """
     first = waiting[0]
     rows = {name: torch.cat([w[name] for w in waiting]) for name, x in first.items() if x is not None and x.ndim}
@@ -251,7 +251,8 @@ def update_parts(waiting: list[Columns], rows_at_once: int, skip: bool) -> list[
     for part in token_parts([lengths[i] for i in kept], rows_at_once * width):
         index = torch.tensor([kept[i] for i in part], device=rows["prompt_ids"].device)
         longest = lengths[kept[part[0]]]
-        found.append({**others, **{name: x[index] for name, x in rows.items()}, "longest": longest})
+        part_rows = {name: x[index] for name, x in rows.items()}
+        found.append({**others, **part_rows, "longest": longest, "idle": skip and not any(trained)})
     return found
 
 

@@ -156,7 +156,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise
         self._recorder.end("done")
         self._last_loaded_step = -1  # vLLM does not have the best checkpoint's weights, loaded at the same step
-        held = ", ".join(f"{name} at {n} steps" for name, n in self._recorder.alarms.steps.items())
+        held = ", ".join(f"{name} at {n} step{'s' * (n > 1)}" for name, n in self._recorder.alarms.steps.items())
         alarms = f" Alarms: {held}." if held else ""
         logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
         return result
@@ -350,7 +350,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             term, stats = self.algorithm.loss(part_logp, part, inputs["advantages"], count=count)
             loss = loss + term
             self._statistics.add({name + stat: value for stat, value in stats.items()}, part.mask.sum())
-        self._statistics.add_entropy(inputs["verdict"], parts[""][1].mask, entropy)
+        trained = parts[""][1].mask & (not inputs.get("idle"))
+        self._statistics.add_entropy(inputs["verdict"], trained, entropy)
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux / steps
         return loss

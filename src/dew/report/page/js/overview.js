@@ -94,7 +94,8 @@ function reachOfAll(differences) {
 function axisOf(row) {
   if (shares(row.name)) return [0, 1];
   const values = known([...row.before, ...row.after, ...row.low, ...row.high]);
-  return [Math.min(0, ...values), Math.max(...values, 1e-9)];
+  const ends = [Math.min(0, ...values), Math.max(0, ...values)];
+  return ends[0] < ends[1] ? ends : [0, 1];
 }
 
 /** One arm in a row: its values, drawn and in numbers, and its difference from the baseline. */
@@ -219,7 +220,8 @@ function nameTab({ runs, title }) {
   document.title = [found[0]?.[0], alarms > 0 && `▲${alarms}`, `${visible(title)} · dew`].filter(Boolean).join(' ');
 }
 
-function heading({ runs, title, headline }) {
+function heading({ runs, title, headline, findings: all }) {
+  const problems = all.filter(({ kind }) => kind === 'bad').length;
   const counts = [
     !view.whole.tasks && visible(title),
     manyRuns() && `${plural(runs.length, 'run')} in ${plural(arms().length, 'arm')}`,
@@ -227,6 +229,7 @@ function heading({ runs, title, headline }) {
     runs.length < view.whole.runs.length && `${whole(view.whole.runs.length)} runs of all tasks`,
     [...new Set(runs.map((run) => run.facts.status).filter(Boolean))].map(said).join(', '),
     ...(runs.length === 1 ? progressOf(runs[0]) : []),
+    problems > 0 && `▲ ${plural(problems, 'problem')}`,
   ];
   const about = h('p.quiet', counts.filter(Boolean).join(' · '));
   return h('header.report-title', h('h1', visible((!view.whole.tasks && headline) || title)), about);
@@ -236,7 +239,8 @@ function heading({ runs, title, headline }) {
 const isPaired = ({ rows }) => rows.some((row) => row.differences.length);
 const mainRows = (report) => report.rows.slice(0, isPaired(report) ? 2 : 4);
 function main(report) {
-  const name = ['accuracy', 'reward'].find((key) => report.runs.some((run) => run.metrics[key]));
+  const shown = report.charts.filter(({ folded }) => !folded).concat(report.charts); // a metric that changes comes first
+  const name = shown.flatMap(({ names }) => names).find((key) => ['accuracy', 'reward'].includes(key));
   const curve = name && chart(report.runs, 'Learning curve', [name], `${name} in training, by step`);
   const look = arms().length > 2 * MANY_LINES ? 'div.charts.wide' : 'div.charts.two';
   return h(look, curve, h(isPaired(report) ? 'div.rows.paired' : 'div.rows', mainRows(report).map(rowCard)));
