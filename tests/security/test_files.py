@@ -114,8 +114,8 @@ CASES = [
     Case("model/tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["evil.X", "evil.X"]}, "tokenizer_class": "X"},
          EVAL, "cannot be loaded"),
     *(Case("model/pytorch_model.bin", Evil(), words, "loaded|holds no|no file named") for words in (EVAL, TRAIN)),
-    *(Case("r.yaml", {**SMALL, "task": None, "dataset_name": name}, TRAIN, "cannot be loaded") for name in
-      (".", "evil.py")),
+    *(Case("r.yaml", {**SMALL, "verifier": "math", "task": None, "dataset_name": name}, TRAIN, "cannot be loaded")
+      for name in (".", "evil.py")),
     # models that hang their loader or fill the memory
     pytest.param(*Case("model/tokenizer_config.json", {"chat_template": 2 * "{% for a in range(99999) %}"
                        + 2 * "{% endfor %}"}, EVAL, HANGS), marks=slow),

@@ -23,7 +23,7 @@ from dew.run.folder import RunFolder
 ROOT = Path(__file__).parents[2]
 SMALL = {
     "model_name_or_path": "tiny", "output_dir": "unused", "num_generations": 4, "per_device_train_batch_size": 8,
-    "bf16": False, "use_cpu": True,
+    "bf16": False, "use_cpu": True, "verifier": "math",
 }  # fmt: skip
 
 
