@@ -230,18 +230,19 @@ g { color: #8ab4f8 } .win { color: #81c995 } .loss { color: #f28b82 } .plain { c
 
 def forest(tasks: Mapping[str, Sequence[b.Row]]) -> str:
     """An SVG of the differences from the baseline in pass@1: a line for each arm, a panel for each task."""
-    arms = list(dict.fromkeys(row.arm for rows in tasks.values() for row in rows if row.than_baseline))
+    names = {row.arm: b.title(row.arm, rows) for rows in tasks.values() for row in rows if row.than_baseline}
+    arms = list(names)
     shown = [row for rows in tasks.values() for row in rows if row.than_baseline]
     judged = [row.than_baseline[b.SCORES[0]] for row in shown if row.verdict or not any(x.verdict for x in shown)]
     most = min(max([2 * b.MARGIN, *(abs(x) for d in judged for x in (d.low, d.high))]), 0.2)
-    left, width, top, line = 14 + 7 * max(map(len, arms), default=0), 480 if len(tasks) == 1 else 240, 60, 20
+    left, width, top, line = 14 + 7 * max(map(len, names.values()), default=0), 480 if len(tasks) == 1 else 240, 60, 20
     below, total = top + line * len(arms), left + width * len(tasks) + 16
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {below + 34}" width="{total}" '
         f'font-family="sans-serif" font-size="12"><style>{STYLE}</style>',
         '<rect class="back" width="100%" height="100%"/>',
         '<text x="12" y="22" font-size="14">pass@1 − DAPO, 95% intervals over seeds</text>',
-        *(f'<text x="12" y="{top + line * i + 14}">{escape(arm)}</text>' for i, arm in enumerate(arms)),
+        *(f'<text x="12" y="{top + line * i + 14}">{escape(name)}</text>' for i, name in enumerate(names.values())),
     ]
     for column, (title, rows) in enumerate(tasks.items()):
         zero, scale = left + width * (column + 0.5), (width / 2 - 26) / most

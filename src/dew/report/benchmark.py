@@ -222,14 +222,22 @@ def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
 
 
 # ── table ───────────────────────────────────────────────────────────────────────────────────────────────────
-ABOUT = f"""Rules in the order of the plan, controls, placebos and random rewards below them. pass@1 is the mean of the
-last evaluations. Differences are paired by seed, with 95% intervals of Student's t; p is Holm's, over the rules of the
-task. Verdicts are the plan's: the first of win, level (within ±{MARGIN}) and loss that applies. Entropy (nats), length
-(tokens), the share cut off and the KL per token from the start are means over the last sixth of training."""
+ABOUT = f"""Rules in the order of the plan; below them controls (the rule without weights), placebos (with permuted
+weights) and random rewards. pass@1 is the mean of the last evaluations. Differences are paired by seed, with 95%
+intervals of Student's t; p is Holm's, over the rules of the task. Verdicts are the plan's: the first of win, level
+(within ±{MARGIN}) and loss that applies. Entropy (nats), length (tokens), the share cut off and the KL per token from
+the start are means over the last sixth of training."""
 HEAD = (
     "rule", "rate", "seeds", "pass@1", "− DAPO", "p", "− placebo", "p", "area − DAPO", "pass@4 − DAPO", "entropy",
     "length", "cut off", "KL", "verdict",
 )  # fmt: skip
+
+
+def title(arm: str, rows: Sequence[Row]) -> str:
+    """Return the name of an arm, e.g. "dew", or "dew, placebo" for dew(placebo=True)."""
+    of = {x: (row.arm, what) for row in rows if row.arm in (*ARMS, *CANDIDATES)
+          for x, what in zip(companions(row.arm), ("control", "placebo"), strict=True)}  # fmt: skip
+    return ", ".join(of.get(arm, [arm]))
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -239,7 +247,7 @@ def table(rows: Sequence[Row]) -> str:
         shown = {"pass@1": ".3f", "entropy": ".3f", "length": ".0f", "truncated": ".3f", "kl": ".4f"}
         means = {x: fmean(r.scores[x] for r in row.runs) for x in shown if all(x in r.scores for r in row.runs)}
         score = {name: f"{means[name]:{how}}" if name in means else "" for name, how in shown.items()}
-        cells = [row.arm, f"{row.runs[0].learning_rate:g}", str(len(row.runs)), score["pass@1"]]
+        cells = [title(row.arm, rows), f"{row.runs[0].learning_rate:g}", str(len(row.runs)), score["pass@1"]]
         for d in (first, row.than_placebo):
             p = f"{d.holm:.3f}" if d and d.holm >= 0.0005 else "<0.001"
             cells += [signed(d) if d else "", p if d and row.verdict else ""]
