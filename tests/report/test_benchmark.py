@@ -21,6 +21,7 @@ from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.study import write_run
 from dew.errors import ConfigError
 from dew.report import benchmark as b
+from dew.report import read_content
 from dew.rollouts import Rollouts
 
 ROOT = Path(__file__).parents[2]
@@ -78,6 +79,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     with pytest.raises(ConfigError, match="start on A-train lacks 1 runs"):
         stages.points("stage2", "A", {})
     plant(tmp_path, "start", "A-train", lambda *_: 0.2)
+    assert read_content([tmp_path / "start-A-train"])["headline"].startswith("m on gsm8k, 1 step")
     runs = plant(tmp_path, "stage1", "A-train", by_rate)
     thirds = {(arm, 1.6e-4 if arm == "dew" else 2e-5, seed) for arm in ARMS for seed in range(3)}
     assert set(stages.missing("stage1", "A-train", runs)) == thirds  # on the side of the better of two

@@ -114,12 +114,15 @@ def _dew_run(folder: Path, share: int) -> Run:
             raise
         except RecordError as error:
             notices.append(str(error))
-    if found.get("facts", {}).get("status") == "running" and "metrics" in found and not run.alive():
-        found["facts"]["status"] = "killed"
+    facts = found.setdefault("facts", {})
+    if isinstance(start := facts.get("warm_start"), dict) and "model" in start:  # a run of the lab
+        facts["model"] = start["model"]
+    if facts.get("status") == "running" and "metrics" in found and not run.alive():
+        facts["status"] = "killed"
     found["groups"], found["sample"], unread = read_sample(run.record_files(), share)
     if config.is_file():
         found["config"] = config.read_text(errors="replace")[:MAX_CONFIG]
-    name = str(found.get("facts", {}).get("name") or folder.resolve().name)
+    name = str(facts.get("name") or folder.resolve().name)
     return Run(name, "dew", notices=[*notices, *run.skipped.values(), *unread], folder=folder, **found)
 
 
