@@ -405,6 +405,11 @@ def pairs_of(runs: list[Run], name: str = "accuracy") -> dict[tuple[str, str], A
     return {(d.arm, d.baseline): pytest.approx(d.by_pair) for d in found}
 
 
+def test_the_headline_of_many_arms_names_the_baseline_and_the_range() -> None:
+    many = [run_with(str(i), f"rule{i}", 0, i / 10) for i in range(1, 7)]
+    assert content_of(many)["headline"].endswith("rule1 10% solved, 5 others 20% to 60%")
+
+
 def test_only_comparable_runs_are_paired() -> None:
     """Of the same seed, length and model; two runs of one seed count as their mean."""
     grpo, dapo = ([run_with(f"{a}{s}", a, s, x) for s in range(3)] for a, x in (("grpo", 0.5), ("dapo", 0.7)))

@@ -164,16 +164,19 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
         names.sort(key=lambda x: {*by_name[x]["before"], *by_name[x]["after"], None} in ({0, None}, {1, None}))
     name = next(iter(names), None)
     show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
-    texts: list[str] = []
-    for arm in [*arms[1:4], arms[0]] if name else ():
+    found = list[tuple[str, str, float]]()
+    for arm in [*arms[1:], arms[0]] if name else ():
         both = (by_name[name][when] for when in ("before", "after"))
         before, after = ([x for i in arm["runs"] if (x := values[i]) is not None] for values in both)
         if after:
-            start = f"{show(fmean(before))} to " if before and not texts else ""
-            label = f"{arm['label']} " if len(arms) > 1 else ""
-            texts.append(f"{label}{start}{show(fmean(after))}{'' if texts else f' {what}'}")
-    more = f" and {len(arms) - 4} more" if len(arms) > 4 else ""
-    return ": ".join(text for text in (about, ", ".join(texts) + more if texts else "") if text)
+            start = f"{show(fmean(before))} to " if before and not found else ""
+            found.append((f"{arm['label']} " if len(arms) > 1 else "", start, fmean(after)))
+    texts = [f"{label}{start}{show(value)}" for label, start, value in found]
+    if len(found) > 4:  # the baseline and the range: to name some of the others would be a choice
+        low, high = (show(end(value for *_, value in found[:-1])) for end in (min, max))
+        texts = [texts[-1], f"{len(found) - 1} others {low} to {high}"]
+    texts[:1] = [f"{text} {what}" for text in texts[:1]]
+    return ": ".join(text for text in (about, ", ".join(texts)) if text)
 
 
 # ── findings in words ───────────────────────────────────────────────────────────────────────────────────────

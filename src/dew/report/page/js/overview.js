@@ -60,15 +60,19 @@ const shares = (name) => /@|_share$|^(accuracy|area|final)$|^clip\//.test(name);
 /** A difference as text: of shares in points. */
 const pointsOf = (name) => (v) => (shares(name) ? minus((100 * v).toFixed(1)) : short(v));
 
+/** A place on a plot as wide as its axis. */
+const along = (share) => `${3 + 94 * share}%`;
+const upright = (name, x) => s(`line.${name}`, { x1: x, x2: x, y1: 0, y2: 22 });
+const level = (name, from, to) => s(`line.${name}`, { x1: from, x2: to, y1: 11, y2: 11 });
+
 /** One arm's values on the row's axis: hollow before, solid after, dots for single runs, a bar for an interval. */
 function valuePlot(arm, before, after, interval, [low, high]) {
-  const x = (v) => 8 + (284 * (v - low)) / (high - low || 1);
-  const line = (from, to, name) => s(`line.${name}`, { x1: x(from), x2: x(to), y1: 11, y2: 11 });
+  const x = (v) => along((v - low) / (high - low || 1));
   const circle = (v, r, name) => s(`circle.${name}`, { cx: x(v), cy: 11, r });
-  return s('svg.row-plot', { viewBox: '0 0 300 22', 'aria-hidden': 'true', '--mark': `var(${colourOf(arm.runs[0])})` },
-    s('path.grid', { d: 'M8,0v22M79,0v22M150,0v22M221,0v22M292,0v22' }),
-    interval && line(...interval, 'interval'),
-    before.length > 0 && after.length > 0 && line(mean(before), mean(after), 'path'),
+  return s('svg.row-plot', { 'aria-hidden': 'true', '--mark': `var(${colourOf(arm.runs[0])})` },
+    [0, 0.25, 0.5, 0.75, 1].map((share) => upright('grid', along(share))),
+    interval && level('interval', ...interval.map(x)),
+    before.length > 0 && after.length > 0 && level('path', x(mean(before)), x(mean(after))),
     arm.runs.length > 1 && after.map((v) => circle(v, 2.5, 'one')),
     before.length > 0 && circle(mean(before), 4, 'before'),
     after.length > 0 && circle(mean(after), 5, 'after'),
@@ -77,11 +81,11 @@ function valuePlot(arm, before, after, interval, [low, high]) {
 
 /** A difference and its interval beside the line of no difference. */
 function forest({ value, low, high, within_noise: noise }, reach) {
-  const x = (v) => 100 + (92 * Math.max(-reach, Math.min(reach, v))) / reach;
-  return s('svg.row-plot.forest', { viewBox: '0 0 200 22', 'aria-hidden': 'true' },
-    s('line.zero', { x1: 100, x2: 100, y1: 0, y2: 22 }),
-    s('line.interval', { x1: x(low), x2: x(high), y1: 11, y2: 11 }),
-    s(`rect.${noise ? 'noise' : 'clear'}`, { x: x(value) - 4, y: 7, width: 8, height: 8 }),
+  const x = (v) => along(0.5 + Math.max(-reach, Math.min(reach, v)) / (2 * reach));
+  return s('svg.row-plot.forest', { 'aria-hidden': 'true' },
+    upright('zero', '50%'),
+    level('interval', x(low), x(high)),
+    s(`rect.${noise ? 'noise' : 'clear'}`, { x: x(value), y: 7, width: 8, height: 8 }),
   );
 }
 
@@ -92,8 +96,8 @@ function reachOfAll(differences) {
 }
 
 function axisOf(row) {
-  if (shares(row.name)) return [0, 1];
   const values = known([...row.before, ...row.after, ...row.low, ...row.high]);
+  if (shares(row.name)) return [0, Math.min(1, Math.ceil(10 * Math.max(0.1, ...values)) / 10)];
   const ends = [Math.min(0, ...values), Math.max(0, ...values)];
   return ends[0] < ends[1] ? ends : [0, 1];
 }
