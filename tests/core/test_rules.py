@@ -28,7 +28,7 @@ from dew.credit import (
     w_reinforce_advantages,
 )
 from dew.losses import policy_loss
-from groups import batches, groups, pad, rollouts
+from groups import ONE_GROUP, batches, groups, pad, rollouts
 
 LN = math.log
 NAN = float("nan")
@@ -509,9 +509,6 @@ def test_on_policy_all_surrogates_and_ratios_have_the_same_gradient(seed):
 
 
 # ---- combinations and refusals ------------------------------------------------------------------
-ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
-
-
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("credit", CREDITS)
 @pytest.mark.parametrize("name", ["dapo", "forking_tokens", "steer", "clip_cov"])

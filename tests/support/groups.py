@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 from dew import Rollouts
 
 NAN = float("nan")
+ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
+"""For `rollouts`: two correct and two wrong answers."""
 
 
 def pad(rows, fill=NAN, dtype=torch.float64):
