@@ -17,7 +17,7 @@ from dew.algorithms.credit import advantages_of, give_credit
 from dew.credit import grpo_s_advantages, gtpo_advantages
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
-from groups import ONE_GROUP, batches, rollouts
+from groups import ONE_GROUP, POOL, batches, rollouts
 
 NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
          "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
@@ -89,7 +89,7 @@ def test_spelling_is_lenient(spelling):
 
 
 # ---- credit ------------------------------------------------------------------------------------
-@given(batches(), st.sampled_from(["group", "batch"]), st.sampled_from(["group", "joint", "sign"]))
+@given(batches(), st.sampled_from(["group", "batch"]), POOL)
 def test_gtpo_of_a_batch_matches_the_loops(batch, scope, pool):
     """Rows in any order, groups of any size; groups of one outcome get nothing."""
     ids, rewards, rows = batch

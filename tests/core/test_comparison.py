@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from dew import get_algorithm
 from dew.credit import gtpo_rewards
 from dew.ops import masked_mean, same_labels
-from groups import groups, pad
-
-COMPARE = st.sampled_from(["column", "row", "matrix", "turn", "relative"])
+from groups import COMPARE, groups, pad
 
 
 def weights(correct, entropy, batched=False, **settings):

@@ -28,10 +28,9 @@ from dew.credit import (
     w_reinforce_advantages,
 )
 from dew.losses import policy_loss
-from groups import ONE_GROUP, batches, groups, pad, rollouts
+from groups import NAN, ONE_GROUP, batches, groups, pad, rollouts
 
 LN = math.log
-NAN = float("nan")
 REWARDS = st.lists(st.floats(0, 2, width=32), min_size=1, max_size=16)
 CREDITS = ("grpo", "maxrl", "qae", "w_reinforce", "reinforce_pp")
 SURROGATES = ("clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl")

@@ -89,16 +89,6 @@ def problems(tmp_path):
     return path
 
 
-def test_file_as_a_task(problems):
-    sums = task(str(problems), prompt="question", answer="gold")
-    assert sums.name == "sums"
-    train, held_out = sums.rows(150), sums.rows(10, split="held_out")
-    assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
-    assert all(int(row["prompt"].split("+")[0]) + 1 == row["answer"] == row["gold"] for row in train)
-    assert sums.rows(150, seed=1) != train
-    assert all(split_of(row["prompt"]) == "train" for row in train)
-
-
 def test_prompts_may_be_chats_and_keep_every_column(tmp_path):
     chats = [[{"role": "user", "content": f"What is {i}?"}] for i in range(40)]
     path = tmp_path / "chats.jsonl"
