@@ -17,7 +17,7 @@ from dew.algorithms.credit import advantages_of, give_credit
 from dew.credit import grpo_s_advantages, gtpo_advantages
 from dew.errors import ConfigError, ShapeError
 from dew.losses import policy_loss
-from groups import batches, rollouts
+from groups import ONE_GROUP, POOL, batches, rollouts
 
 NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
          "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
@@ -29,9 +29,6 @@ DEFAULTS = {
     "stare": {"share": 0.1, "target_entropy": 0.3}, "fipo": {"half_life": 32.0, "most_weight": 1.2},
     "dapo": {"max_rounds": 4, "oversample": 1.0}, "qae": {"quantile": 0.4}, "gepo": {"low_band": 0.2, "high_band": 0.3},
 }  # fmt: skip
-
-
-ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
 
 
 # ---- the table of papers -----------------------------------------------------------------------
@@ -92,7 +89,7 @@ def test_spelling_is_lenient(spelling):
 
 
 # ---- credit ------------------------------------------------------------------------------------
-@given(batches(), st.sampled_from(["group", "batch"]), st.sampled_from(["group", "joint", "sign"]))
+@given(batches(), st.sampled_from(["group", "batch"]), POOL)
 def test_gtpo_of_a_batch_matches_the_loops(batch, scope, pool):
     """Rows in any order, groups of any size; groups of one outcome get nothing."""
     ids, rewards, rows = batch

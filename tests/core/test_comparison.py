@@ -5,12 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dew import Rollouts, get_algorithm
+from dew import get_algorithm
 from dew.credit import gtpo_rewards
 from dew.ops import masked_mean, same_labels
-from groups import groups, pad
-
-COMPARE = st.sampled_from(["column", "row", "matrix", "turn", "relative"])
+from groups import COMPARE, groups, pad
 
 
 def weights(correct, entropy, batched=False, **settings):
@@ -46,22 +44,6 @@ def test_tenths_are_of_the_tokens_that_the_policy_wrote():
     torch.testing.assert_close(r, torch.tensor([[1 / 2, 0, 4 / 7], [3 / 2, 10 / 7, 0]]).double())
 
 
-# ---- oracle: sets of tokens by key, as loops -----------------------------------------------------
-@given(groups(min_entropy=2**-10), COMPARE)
-def test_weights_match_the_loops(group, compare):
-    correct, entropy = group
-    keys = {
-        (i, t): {"column": t, "row": i, "matrix": 0, "turn": 0, "relative": 10 * t // len(row)}[compare]
-        for i, row in enumerate(entropy)
-        for t in range(len(row))
-    }
-    x = {(i, t): entropy[i][t] if correct[i] else 1 / entropy[i][t] for i, t in keys}
-    found = weights(correct, entropy, compare=compare)
-    for (i, t), key in keys.items():
-        peers = [x[k] for k in keys if keys[k] == key and correct[k[0]] == correct[i]]
-        assert found[i][t] == pytest.approx(x[i, t] / (sum(peers) / len(peers)), rel=1e-6)
-
-
 # ---- properties ---------------------------------------------------------------------------------
 @given(groups(min_entropy=2**-10), COMPARE)
 def test_credit_is_conserved_on_each_side(group, compare):
@@ -81,20 +63,6 @@ def test_order_does_not_matter(group, compare, random):
     shuffled = weights([correct[i] for i in order], [entropy[i] for i in order], compare=compare)
     for i, row in zip(order, shuffled, strict=True):
         assert row == pytest.approx(found[i], rel=1e-6)
-
-
-@given(groups(min_entropy=2**-10), groups(min_entropy=2**-10), COMPARE)
-def test_groups_do_not_mix(one, two, compare):
-    correct, entropy = ([*a, *b] for a, b in zip(one, two, strict=True))
-    H, mask = pad(entropy, fill=0.0)
-    rollouts = Rollouts.from_rows(
-        [0] * len(one[0]) + [1] * len(two[0]), mask=mask, reward=torch.tensor(correct).float(), entropy=H
-    )
-    rule = get_algorithm("gtpo", compare=compare, alpha1=0.0, alpha2=1.0, entropy_clip=(1e-6, 100))
-    together = rollouts.to_rows(rule.rewards(rollouts)).abs()
-    alone = [*weights(*one, compare=compare), *weights(*two, compare=compare)]
-    for row, live, expected in zip(together, mask, alone, strict=True):
-        assert row[live].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 def test_labels_are_of_one_group():

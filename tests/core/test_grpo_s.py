@@ -6,11 +6,7 @@ from hypothesis import strategies as st
 import oracles
 from dew import DewError
 from dew.credit import grpo_s_advantages, grpo_s_rewards
-from groups import groups, pad, tensors
-
-AVERAGE = st.sampled_from(["arithmetic", "geometric"])
-POOL = st.sampled_from(["group", "joint", "sign"])
-
+from groups import AVERAGE, POOL, groups, pad, tensors
 
 # ---- golden: worked by hand -------------------------------------------------------------------
 #   ✓ H = 1, 3 -> Ĥ = 2    1 + .1 · 2/((2+4)/2)           = 1 + .2/3

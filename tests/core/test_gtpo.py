@@ -6,11 +6,8 @@ from hypothesis import strategies as st
 import oracles
 from dew import DewError
 from dew.credit import gtpo_advantages, gtpo_rewards
-from groups import groups, pad, tensors
+from groups import AVERAGE, COMPARE, POOL, groups, pad, tensors
 
-COMPARE = st.sampled_from(["column", "row", "matrix", "turn"])
-AVERAGE = st.sampled_from(["arithmetic", "geometric"])
-POOL = st.sampled_from(["group", "joint", "sign"])
 CLIP = st.sampled_from([None, (0.2, 0.28), (0.0, 1.0)])
 
 

@@ -14,14 +14,7 @@ from dew.credit import group_relative, grpo_advantages, wrong_sign
 from dew.engines import credit as by_row
 from dew.engines.credit import Credit, Rows
 from dew.engines.recorder import credit_metrics, group_records
-from groups import batches, pad
-
-
-def rollouts(ids, rewards, entropies, **others):
-    entropy, mask = pad(entropies)
-    return Rollouts.from_rows(
-        ids, mask=mask, reward=torch.tensor(rewards, dtype=torch.float64), entropy=entropy, **others
-    )
+from groups import batches, rollouts
 
 
 def signs(batch, x):
@@ -32,7 +25,7 @@ def signs(batch, x):
 def test_dew_by_hand():
     """At the first token two correct answers with entropies 1 and 3, 0.5 and 1.5 times their mean, and two wrong ones
     with inverses 10 and 1/3, 60/31 and 2/31 times theirs; half of each is its weight. One of each at the second."""
-    batch = rollouts([0] * 4, [1, 1, 0, 0], [[1.0, 3.0], [3.0], [0.1, 2.0], [3.0]])
+    batch = rollouts(([0] * 4, [1, 1, 0, 0], [[1.0, 3.0], [3.0], [0.1, 2.0], [3.0]]))
     A = 0.5 / (math.sqrt(1 / 3) + 1e-4)
     first = [0.75, 1.25, -(0.5 + 30 / 31), -(0.5 + 1 / 31)]
     expected = A * torch.tensor([[first[0], 1], [first[1], 0], [first[2], -1], [first[3], 0]], dtype=torch.float64)
@@ -41,7 +34,7 @@ def test_dew_by_hand():
 
 @given(batch=batches(), name=st.sampled_from(["dew", "gtpo", "grpo_s"]), spread=st.sampled_from(["both", "wrong"]))
 def test_without_weighting_it_is_dapo(batch, name, spread):
-    batch = rollouts(*batch)
+    batch = rollouts(batch)
     rule = get_algorithm(name, pool="outcome", spread=spread).control()
     dapo = get_algorithm("dapo").advantages(batch)
     torch.testing.assert_close(rule.advantages(batch), dapo.expand(rule.advantages(batch).shape), atol=1e-9, rtol=1e-9)
@@ -63,7 +56,7 @@ def test_the_control_keeps_the_normalisation():
 def test_graded_rewards_train_and_no_sign_flips(batch, rewards, name, spread, scope):
     ids, _, entropies = batch
     rewards = rewards[: len(ids)]
-    batch = rollouts(ids, rewards, entropies)
+    batch = rollouts((ids, rewards, entropies))
     rule = get_algorithm(name, pool="outcome", spread=spread, scope=scope)
     credit = give_credit(rule, batch)
     A = credit.advantages
@@ -79,8 +72,8 @@ def test_graded_rewards_train_and_no_sign_flips(batch, rewards, name, spread, sc
 
 def test_answers_at_the_mean_are_in_no_comparison():
     """Rewards 0, 0.5 and 1: the middle one has no advantage, and its entropy changes nobody else's."""
-    first = rollouts([0] * 3, [0.0, 0.5, 1.0], [[1.0], [0.01], [2.0]])
-    second = rollouts([0] * 3, [0.0, 0.5, 1.0], [[1.0], [4.0], [2.0]])
+    first = rollouts(([0] * 3, [0.0, 0.5, 1.0], [[1.0], [0.01], [2.0]]))
+    second = rollouts(([0] * 3, [0.0, 0.5, 1.0], [[1.0], [4.0], [2.0]]))
     rule = get_algorithm("gtpo", pool="outcome")
     torch.testing.assert_close(rule.advantages(first), rule.advantages(second))
     assert rule.advantages(first)[0, 1, 0] == 0
@@ -90,14 +83,14 @@ def test_answers_at_the_mean_are_in_no_comparison():
 def test_whether_a_group_of_one_outcome_counts_in_the_batch(pool, counts):
     """scope="batch": it gets no advantage; the paper's pool compares with its answers, the outcome pool does not."""
     rule = get_algorithm("gtpo", pool=pool, scope="batch")
-    first, second = (rollouts([0, 0, 1, 1], [1, 0, 1, 1], [[1.0], [2.0], [other], [other]]) for other in (0.01, 4.0))
+    first, second = (rollouts(([0, 0, 1, 1], [1, 0, 1, 1], [[1.0], [2.0], [other], [other]])) for other in (0.01, 4.0))
     one, two = rule.advantages(first), rule.advantages(second)
     assert not one[1].any() and torch.allclose(one[0], two[0]) != counts
 
 
 @pytest.mark.parametrize("reward", [0.0, 0.3, 1.0, 100.3, -7e5])
 def test_equal_rewards_are_no_signal_in_any_magnitude(reward):
-    batch = rollouts([0] * 7, [reward] * 7, [[1.0, 2.0]] * 7)
+    batch = rollouts(([0] * 7, [reward] * 7, [[1.0, 2.0]] * 7))
     batch = Rollouts(mask=batch.mask, reward=batch.reward.float(), entropy=batch.entropy)
     rule = get_algorithm("dew")
     assert not rule.advantages(batch).any() and not rule.signal(batch).any()
@@ -105,7 +98,7 @@ def test_equal_rewards_are_no_signal_in_any_magnitude(reward):
 
 def test_other_rewards_count_in_the_outcome_pool():
     """All wrong, one well-formed: the paper's pools are silent, the outcome pool rewards the form."""
-    batch = rollouts([0] * 2, [0, 0], [[1.0], [2.0]], extra=torch.tensor([0.1, 0.0]))
+    batch = rollouts(([0] * 2, [0, 0], [[1.0], [2.0]]), extra=[0.1, 0.0])
     assert not get_algorithm("gtpo").advantages(batch).any()
     credit = give_credit(get_algorithm("dew"), batch)
     assert credit.advantages[0, 0, 0] > 0 > credit.advantages[0, 1, 0] and not credit.flipped.any()
@@ -127,13 +120,13 @@ SOFT = {"overlong": "soft", "max_tokens": 4, "overlong_buffer": 4}
     ],
 )
 def test_dynamic_sampling_reads_the_outcome_alone(name, outcomes, lengths, settings, kept):
-    batch = rollouts([0] * 4, outcomes, [[1.0] * n for n in lengths], extra=torch.tensor([0.1, 0.1, 0.1, 0.0]))
+    batch = rollouts(([0] * 4, outcomes, [[1.0] * n for n in lengths]), extra=[0.1, 0.1, 0.1, 0.0])
     assert get_algorithm(name, **settings).signal(batch).tolist() == [kept]
 
 
 @given(batch=batches(), side=st.sampled_from(["correct", "wrong"]), name=st.sampled_from(["gtpo", "grpo_s"]))
 def test_spread_leaves_the_other_side_even(batch, side, name):
-    batch = rollouts(*batch)
+    batch = rollouts(batch)
     shaped, both = (get_algorithm(name, spread=s).rewards(batch) for s in (side, "both"))
     on_side = batch.mask & (batch.correct() == (side == "correct")).unsqueeze(-1)
     torch.testing.assert_close(shaped[on_side], both[on_side])
@@ -163,7 +156,7 @@ def test_a_certain_token_does_not_take_the_blame_of_a_long_answer(rule):
     """1e-6 nats among 4,095 tokens at 0.3, with the floor at 0.01: 100 / ((100 + 4,095 / 0.3) / 4,096) = 29.8."""
     name, compare = rule
     algorithm = get_algorithm(name, compare=compare, alpha1=0.0, alpha2=1.0)
-    batch = rollouts([0, 0], [1, 0], [[1.0], [1e-6] + [0.3] * 4095])
+    batch = rollouts(([0, 0], [1, 0], [[1.0], [1e-6] + [0.3] * 4095]))
     blame = algorithm.rewards(batch)[0, 1]
     assert blame.min().item() == pytest.approx(-29.79, abs=0.01) and algorithm.warnings() == []
     assert (blame.min() / blame.sum()).item() == pytest.approx(0.0073, abs=0.0001)

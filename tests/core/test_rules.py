@@ -28,10 +28,9 @@ from dew.credit import (
     w_reinforce_advantages,
 )
 from dew.losses import policy_loss
-from groups import batches, groups, pad, rollouts
+from groups import NAN, ONE_GROUP, batches, groups, pad, rollouts
 
 LN = math.log
-NAN = float("nan")
 REWARDS = st.lists(st.floats(0, 2, width=32), min_size=1, max_size=16)
 CREDITS = ("grpo", "maxrl", "qae", "w_reinforce", "reinforce_pp")
 SURROGATES = ("clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl")
@@ -509,9 +508,6 @@ def test_on_policy_all_surrogates_and_ratios_have_the_same_gradient(seed):
 
 
 # ---- combinations and refusals ------------------------------------------------------------------
-ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
-
-
 @pytest.mark.parametrize("surrogate", SURROGATES)
 @pytest.mark.parametrize("credit", CREDITS)
 @pytest.mark.parametrize("name", ["dapo", "forking_tokens", "steer", "clip_cov"])

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 import oracles
 from dew.credit import gtpo_rewards
 from dew.ops import turn_numbers
+from groups import AVERAGE
 
 TOOL = float("nan")
 
@@ -69,9 +70,6 @@ def conversations(draw):
     G = draw(st.integers(1, 6))
     answers = draw(st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=G, max_size=G))
     return draw(st.lists(st.booleans(), min_size=G, max_size=G)), answers
-
-
-AVERAGE = st.sampled_from(["arithmetic", "geometric"])
 
 
 @given(conversations(), AVERAGE, st.floats(0, 2), st.floats(0, 2))

@@ -365,7 +365,6 @@ def test_arms_from_text():
 @pytest.mark.parametrize(
     ("arm", "words"),
     [
-        ("gtop", "Did you mean 'gtpo'?"),
         ("early_tokens", "For a class of your own, write file.py:Class"),
         ("gtpo(alpha2)", "cannot be read"),
         ("gtpo(0.5)", "cannot be read"),
@@ -373,7 +372,6 @@ def test_arms_from_text():
         ("gtpo(alpha2=0.5)(alpha2=0.3)", "cannot be read"),
         ("gtpo(alpha2=0.5,alpha2=0.3)", "gives a setting twice"),
         ("gtpo@fast", "such as 3e-5"),
-        ("missing.py:Rule", "cannot be imported"),
         ("trl", "Its credit and loss are the engine's"),
         ("dew.algorithms:Nothing", "no class 'Nothing'"),
         ("dapo(kl_coef=0.1)", "no reference policy"),

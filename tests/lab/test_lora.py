@@ -137,8 +137,9 @@ def peft_run(family, run, seen):
 def test_a_replica_equals_a_run_with_peft(family):
     run = stack(["dapo", "gtpo"], seeds=[1, 2], family=family)
     seen = captured(run)
-    for number in range(3):
+    for number in range(3):  # from the second on, the adapters are not 0
         run.generation(number)
+        assert (run.history[-1]["sampling/logp_difference"] < 1e-5).all()
     one = SimpleNamespace(replicas=[run.replicas[3]], **{k: getattr(run, k) for k in ("settings", "task")})
     one._uniforms = lambda *args: run._uniforms(*args)[3:]
     own = [
@@ -274,15 +275,6 @@ def test_the_kl_divergence_is_that_from_the_base_model():
     new = stack(["dapo"], settings=replace(SMALL, generations=1))
     new.generation(0)
     assert new.history[0]["kl"].item() == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sampling_and_update_agree(family):
-    run = stack(["dapo"], seeds=[0, 1], family=family)
-    for number in range(2):  # the adapters of the second generation are not 0
-        run.generation(number)
-        assert (run.history[-1]["sampling/logp_difference"] < 1e-5).all()
-        assert (run.history[-1]["grad_norm"] > 0).any()
 
 
 def test_replicas_do_not_leak_into_one_another():

@@ -6,6 +6,11 @@ from hypothesis import strategies as st
 from dew import Rollouts
 
 NAN = float("nan")
+ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
+"""For `rollouts`: two correct and two wrong answers."""
+COMPARE = st.sampled_from(["column", "row", "matrix", "turn", "relative"])
+AVERAGE = st.sampled_from(["arithmetic", "geometric"])
+POOL = st.sampled_from(["group", "joint", "sign"])
 
 
 def pad(rows, fill=NAN, dtype=torch.float64):

@@ -30,6 +30,9 @@ def gtpo_rewards(correct, entropy, alpha1=1.0, alpha2=0.1, compare="column", ave
                 against = [value(H[k][t]) for k in peers if t < len(H[k])]
             elif compare == "row":
                 against = [value(x) for x in row]
+            elif compare == "relative":
+                tenth = 10 * t // len(row)
+                against = [value(x) for k in peers for s, x in enumerate(H[k]) if 10 * s // len(H[k]) == tenth]
             else:
                 against = [value(x) for k in peers for x in H[k]]
             share = value(h) / mean(against, average)

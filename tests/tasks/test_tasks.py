@@ -1,7 +1,6 @@
 """The generated games and files with ready-made prompts: solvable, reproducible, and split without leakage."""
 
 import json
-import os
 
 import pytest
 from hypothesis import given, settings
@@ -90,16 +89,6 @@ def problems(tmp_path):
     return path
 
 
-def test_file_as_a_task(problems):
-    sums = task(str(problems), prompt="question", answer="gold")
-    assert sums.name == "sums"
-    train, held_out = sums.rows(150), sums.rows(10, split="held_out")
-    assert not {row["prompt"] for row in train} & {row["prompt"] for row in held_out}
-    assert all(int(row["prompt"].split("+")[0]) + 1 == row["answer"] == row["gold"] for row in train)
-    assert sums.rows(150, seed=1) != train
-    assert all(split_of(row["prompt"]) == "train" for row in train)
-
-
 def test_prompts_may_be_chats_and_keep_every_column(tmp_path):
     chats = [[{"role": "user", "content": f"What is {i}?"}] for i in range(40)]
     path = tmp_path / "chats.jsonl"
@@ -135,15 +124,6 @@ def test_byte_order_mark_and_other_line_separators(tmp_path):
     path.write_bytes(text.encode("utf-8-sig"))
     found = [row for split in ("train", "held_out") for row in task(str(path)).problems(split)]
     assert sorted(row["prompt"] for row in found) == sorted(row["prompt"] for row in rows)
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    with pytest.raises(ConfigError, match="No such file"):
-        task(str(tmp_path / "nowhere.jsonl")).rows(1)
-    for name in ("pipe.jsonl", "pipe.parquet"):
-        os.mkfifo(tmp_path / name)
-        with pytest.raises(ConfigError, match="not a regular file"):
-            task(str(tmp_path / name)).rows(1)
 
 
 # ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────

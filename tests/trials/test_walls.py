@@ -31,7 +31,6 @@ GAME = ["--task", "countdown"]
 WALLS = {
     # before: exit 0, with a gradient of exactly 0 at every step
     "gtpo, graded": (["train", *GRADED, "--algorithm", "gtpo"], 1, "`algorithm: gtpo(pool=outcome)`"),
-    "grpo_s, graded": (["train", *GRADED, "--algorithm", "grpo_s"], 1, "`algorithm: grpo_s(pool=outcome)`"),
     "dapo, graded": (["train", *GRADED, "--algorithm", "dapo"], 1, "`algorithm: dapo(dynamic_sampling=False)`"),
     "it is meant": (["train", *GRADED, "--algorithm", "gtpo(threshold=0.5)"], 0, "Done"),
     "default, graded": (["train", *GRADED], 0, "dew on"),

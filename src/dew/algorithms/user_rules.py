@@ -4,13 +4,12 @@ It runs in the training process. If it hangs, exits or forks, the run must not l
 that holds its folder.
 """
 
-import functools
 import io
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import FunctionType
 from typing import Any, NoReturn
@@ -44,7 +43,8 @@ class _Clean(io.TextIOBase):
 
 @contextmanager
 def limited(name: str) -> Iterator[None]:
-    """Raise an error with this name if the block exits the process, forks or exceeds the time limit."""
+    """Raise an error with this name if the block, or the decorated function, exits the process, forks or exceeds the
+    time limit."""
     global _running
     if _running or not _is_main():  # signals only interrupt the main thread
         yield
@@ -84,13 +84,4 @@ def guard(cls: type, base: type) -> None:
         for name, method in list(vars(kind).items()) if not kind.__module__.startswith("dew.") else ():
             own = isinstance(method, FunctionType) and hasattr(base, name) and not hasattr(method, "__wrapped__")
             if own and not name.startswith("__"):
-                setattr(kind, name, _guarded(f"{cls.__name__}.{name}", method))
-
-
-def _guarded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(*given: Any, **named: Any) -> Any:
-        with limited(name):
-            return method(*given, **named)
-
-    return call
+                setattr(kind, name, limited(f"{cls.__name__}.{name}")(method))

@@ -85,7 +85,7 @@ def train_on_trl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool,
     folder = Path(parsed.args.output_dir)
     with lock(folder):
         if is_main_process:
-            claim(folder, overwrite or parsed.args.overwrite_output_dir, delete=False)
+            claim(folder, overwrite or parsed.args.overwrite_output_dir)
         _train_on_trl(parsed, resume=False)
 
 
@@ -167,6 +167,7 @@ def train_on_verl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool
     problems = data.prepare_data(launch, data.load_tokenizer(launch))
     with lock(folder):
         claim(folder, overwrite)
+        RunFolder(folder).clear()
         write_atomically(folder / VERL_CONFIG, to_yaml(run, ["Resume with: dew resume THIS_FOLDER"]).encode())
         data.write_data(problems, folder)
         out.print(f"{len(problems.train):,} problems to train on, {len(problems.validation):,} to validate with.")

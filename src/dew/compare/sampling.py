@@ -1,6 +1,6 @@
 """Sample k answers to each of n prompts with transformers or vLLM."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -59,7 +59,6 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
         return _sample_with_vllm(model, ids, sampling)
     set_pad_token(tokenizer)
     ends = end_tokens(model, tokenizer)
-    draw = _drawing(model, tokenizer, sampling, ends)
     was_training = model.training
     model.eval()
     devices, k = [model.device] if model.device.type == "cuda" else [], sampling.answers
@@ -67,7 +66,8 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=bool(devices))
     with torch.random.fork_rng(devices), torch.no_grad(), uncompiled(model):
         torch.manual_seed(sampling.seed)
-        flat = _cut(draw([ids[i] for i in order for _ in range(k)]), tokenizer, ends)
+        rows = _draw(model, tokenizer, sampling, ends, [ids[i] for i in order for _ in range(k)])
+        flat = _cut(rows, tokenizer, ends)
     model.train(was_training)
     answers = {i: flat[place * k : (place + 1) * k] for place, i in enumerate(order)}
     return [answers[i] for i in range(len(ids))]
@@ -122,18 +122,18 @@ def prompt_ids(tokenizer: Any, prompt: Any) -> list[int]:
     return tokenizer(text, add_special_tokens=isinstance(prompt, str))["input_ids"]  # chat templates add their own
 
 
-def _drawing(model: Any, tokenizer: Any, sampling: Sampling, ends: Sequence[int]) -> Callable[..., Any]:
-    """A function from the token ids of prompts to those of an answer to each, by dew's decoder or else `generate`."""
+def _draw(model: Any, tokenizer: Any, sampling: Sampling, ends: Sequence[int], ids: list[list[int]]) -> list[list[int]]:
+    """The token ids of an answer to each prompt, by dew's decoder or else `generate`."""
     from dew.decoding import Decoder, Draw, refusal
 
     size = sampling.batch_size or (1024 if model.device.type == "cuda" else 256)
     size = size // sampling.answers * sampling.answers or size  # all answers to a prompt together, if they fit
     if refusal(model):
-        batches = partial(_generate, model, tokenizer, sampling)
-        return lambda ids: [row for i in range(0, len(ids), size) for row in batches(ids[i : i + size])]
+        starts = range(0, len(ids), size)
+        return [row for i in starts for row in _generate(model, tokenizer, sampling, ids[i : i + size])]
     draw = Draw(temperature=sampling.temperature, top_p=sampling.top_p, greedy=sampling.greedy)
     decoder = Decoder(model, draw, ends=ends, pad=tokenizer.pad_token_id)
-    return lambda ids: decoder.answers(ids, sampling.max_new_tokens, at_once=size)
+    return decoder.answers(ids, sampling.max_new_tokens, at_once=size)
 
 
 def _generate(model: Any, tokenizer: Any, sampling: Sampling, ids: list[list[int]]) -> list[list[int]]:

@@ -179,8 +179,8 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def claim(folder: Path, overwrite: bool, *, delete: bool = True) -> None:
-    """Raise an error if `folder` holds a run, or delete it with `overwrite` (`delete=False`: the caller deletes it)."""
+def claim(folder: Path, overwrite: bool) -> None:
+    """Make the folder. Raise an error if it holds anything, except a run that the caller will delete (`overwrite`)."""
     make_folder(folder)
     sweep(folder)
     content = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
@@ -194,8 +194,6 @@ def claim(folder: Path, overwrite: bool, *, delete: bool = True) -> None:
     if not overwrite:
         remedy = f"Resume the run (dew resume {folder}), choose another folder, or add --overwrite."
         raise ConfigError(Problem(f"{folder} already holds a run.", remedy=remedy))
-    if delete:
-        RunFolder(folder).clear()
 
 
 def _take(file: IO[Any], *, shared: bool = False) -> bool:

@@ -117,17 +117,16 @@ class Team:
         self.stacked = all(self._same_apart(two) for two in random_rollouts(group_size, tokens))
 
     def _same_apart(self, two: dict[str, Tensor]) -> bool:
-        self.stacked = True
-        together = self.credit(two)
-        self.stacked = False
-        alone = {name: x for name, x in self.credit(two).items() if name in TRAINED}
-        return all(torch.allclose(together[name], x, rtol=1e-4, atol=1e-5) for name, x in alone.items())
+        together, alone = (self.credit(two, stacked) for stacked in (True, False))
+        names = [name for name in TRAINED if name in alone]
+        return all(torch.allclose(together[name], alone[name], rtol=1e-4, atol=1e-5) for name in names)
 
-    def credit(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+    def credit(self, given: dict[str, Tensor], stacked: bool | None = None) -> dict[str, Tensor]:
         """The groups that train as "signal", (r, P), and (r, P, G, T) fields of `Credit`, which are 0 in the others.
 
         Groups without signal train if the rule gives them credit and does not have dynamic sampling, which would drop
-        them. `given`: the fields of `Rollouts` with a leading axis of r replicas.
+        them. `given`: the fields of `Rollouts` with a leading axis of r replicas. `stacked`: all runs in one call, or
+        each in its own (default: as was found to be right).
         """
         given = {name: given[name] for name in ("mask", "reward", *self.algorithm.signals)}  # as in an engine
         runs, mask = given["mask"].shape[:2], given["mask"].flatten(0, 1)
@@ -135,7 +134,7 @@ class Team:
         signal = self.algorithm.signal(Rollouts(**given))
         allowed = signal | (not self.algorithm.dynamic_sampling)
         parts: list[Any] = [slice(None)]
-        if not self.stacked:  # as in an engine, which passes the groups of one run
+        if not (self.stacked if stacked is None else stacked):  # as in an engine, which passes the groups of one run
             every = torch.arange(len(mask), device=mask.device).view(runs)
             parts = [groups[keep] for groups, keep in zip(every, allowed.view(runs), strict=True) if keep.any()]
         names = ["advantages", "flipped", *["penalty"] * self.algorithm.penalises]

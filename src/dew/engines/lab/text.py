@@ -93,19 +93,15 @@ class TextTask:
             known = dict[Key, float]()
             while self._early:
                 known |= self._early.pop().result()
-            known |= self._verdicts([key for key in keys if key not in known])
+            new = list(dict.fromkeys(key for key in keys if key not in known))  # equal answers of several runs: once
+            rewards = self._scored(self._texts(list(map(_ids, new))), [self.rows[i] for i, _ in new])
+            known |= zip(new, rewards, strict=True)
             found = [known[key] for key in keys]
         else:
             ids = list(map(_ids, keys))
             values = call_as_trl(self.judge, self._texts(ids), ids, [self.rows[i] for i in problems])
             found = [0.0 if x is None or x == NOT_FINITE else x for x in values]
         return torch.tensor(found, device=facts.device).view(answers.tokens.shape[:2])
-
-    def _verdicts(self, answers: Sequence[Key]) -> dict[Key, float]:
-        """Rewards by problem and answer; an answer that several runs gave is judged once."""
-        answers = list(dict.fromkeys(answers))
-        found = self._scored(self._texts(list(map(_ids, answers))), [self.rows[i] for i, _ in answers])
-        return dict(zip(answers, found, strict=True))
 
     def _texts(self, ids: Sequence[Sequence[int]]) -> list[str]:
         tokenizer = self.base.tokenizer

@@ -48,11 +48,6 @@ function repaint() {
   drawVisible();
 }
 
-function focusSearch() {
-  byId('search').closest('details').open = true;
-  byId('search').focus();
-}
-
 function groupKey(event) {
   const change = (name, value) => () => setting(name, showGroup)(value);
   const signal = available(view.group)[Number(event.key) - 1];
@@ -61,7 +56,10 @@ function groupKey(event) {
   const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
   if (by) return view.pinned && !event.target.matches('[role=tab]') && (() => movePin(...by));
   return {
-    '/': focusSearch,
+    '/': () => {
+      byId('search').closest('details').open = true;
+      byId('search').focus();
+    },
     j: () => turnGroup(1),
     k: () => turnGroup(-1),
     Escape: () => pin(null),

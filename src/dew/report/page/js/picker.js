@@ -23,10 +23,10 @@ const GROUPS_WITH = {
   flipped: ['flipped tokens', (g) => g.head.flipped > 0],
 };
 
-/** Every group of these runs: {run, r, head, n}; n counts over all runs of the page, as the packed lines do. */
+/** Every group of these runs: {r, head, n}; n counts over all runs of the page, as the packed lines do. */
 function allGroups(runs) {
   let n = 0;
-  const places = (run) => run.groups.map((head) => ({ run, r: runs.indexOf(run), head, n: n++ }));
+  const places = (run) => run.groups.map((head) => ({ r: runs.indexOf(run), head, n: n++ }));
   return view.whole.runs.flatMap(places).filter(({ r }) => r >= 0);
 }
 

@@ -12,8 +12,8 @@ const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [1, 5]];
 
 const hasSeeds = () => arms().some((arm) => arm.runs.length > 1);
 const isMerged = () => (state.seeds || (hasSeeds() ? 'mean' : 'each')) === 'mean';
-/** Whether curves are differences from the run of the baseline with the same seed: by default in a study's Curves. */
 const isStudy = () => view.report.runs[0].facts.arm && hasSeeds();
+/** Whether curves are differences from the run of the baseline with the same seed: by default in a study's Curves. */
 const isDifference = () =>
   viewName === 'curves' && arms().length > 1 && (state.as || (isStudy() ? 'differences' : 'values')) === 'differences';
 const hiddenRuns = () => new Set(state.hide.split('.').filter(Boolean).map(Number));
@@ -25,8 +25,7 @@ const setName = (members) =>
 
 /** Mean over a window of points, twice; the window grows with their number, so it works for few and many. */
 function smoothed(values, amount) {
-  const at = [];
-  for (let i = 0; i < values.length; i++) if (values[i] !== null) at.push(i);
+  const at = [...values.keys()].filter((i) => values[i] !== null);
   const wide = Math.floor(amount ** 2 * Math.max(4, 0.15 * at.length));
   if (!wide || at.length < 3) return values;
   const current = Float64Array.from(at, (i) => values[i]);
@@ -43,18 +42,10 @@ function smoothed(values, amount) {
   return out;
 }
 
-/** Mean and standard deviation of the rows at each step, by Welford's update; null without a value. */
+/** Mean and standard deviation of the rows at each step; null without a value. */
 function meanAndSpread(rows, length) {
-  const [counts, means, squares] = [0, 0, 0].map(() => new Float64Array(length));
-  for (const row of rows)
-    for (let i = 0; i < length; i++) {
-      if (row[i] === null) continue;
-      const away = row[i] - means[i];
-      means[i] += away / ++counts[i];
-      squares[i] += away * (row[i] - means[i]);
-    }
-  const known = (of) => Array.from(counts, (n, i) => (n ? of(i) : null));
-  return [known((i) => means[i]), known((i) => Math.sqrt(squares[i] / Math.max(1, counts[i] - 1)))];
+  const at = Array.from({ length }, (_, i) => known(rows.map((row) => row[i])));
+  return [mean, spread].map((of) => at.map((values) => (values.length ? of(values) : null)));
 }
 
 /** One line, and its band if it is a mean of several runs: {raw, values (smoothed), low?, high?}. */

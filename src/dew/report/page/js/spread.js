@@ -8,11 +8,8 @@ const SIDE_SIGN = { correct: '✓ correct', wrong: '✗ wrong' };
 const sideKey = (name, text) => h(`span.key-${sideClass(name === 'correct')}`, `${SIDE_SIGN[name]}${text}`);
 
 /** A rectangle that opens its tokens; `drawing` listens for all of them. */
-function openMark(name, look, label, act) {
-  const mark = s(`rect.opens.${name}`, { role: 'button', tabindex: -1, 'aria-label': label, ...look });
-  mark.act = act;
-  return mark;
-}
+const openMark = (name, look, label, act) =>
+  Object.assign(s(`rect.opens.${name}`, { role: 'button', tabindex: -1, 'aria-label': label, ...look }), { act });
 
 /** An SVG with one tab stop: the arrow keys move between its marks, Enter or a click opens one. */
 function drawing(label, parts) {

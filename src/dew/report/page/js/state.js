@@ -4,7 +4,7 @@ const view = {
   whole: null, // all that was unpacked
   report: null, // what is shown of it: one task of a study, else everything
   all: [], // every group of the page
-  place: null, // the open one: {run, r, head, n}
+  place: null, // the open one: {r, head, n}
   group: null, // and its content
   drawn: '', // the settings that it is drawn with
   scale: null, // the colours of its signal
@@ -42,8 +42,7 @@ const DEFAULTS = {
 const state = { ...DEFAULTS };
 let viewName = 'overview';
 
-const groupPlace = ({ r, head }) =>
-  `step=${head.step}&group=${head.group}${view.report.runs.length > 1 ? `&run=${r + 1}` : ''}`;
+const groupPlace = ({ r, head }) => `step=${head.step}&group=${head.group}${manyRuns() ? `&run=${r + 1}` : ''}`;
 const addressOf = (place) => `#${groupPlace(place)}`;
 
 function fullAddress() {
