@@ -1,6 +1,7 @@
 """The page of the benchmark's results, docs/benchmark-results.md, from benchmark_page.md, and its forest plot."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
@@ -18,7 +19,6 @@ from dew.compare import Difference, Result, corrected, paired
 from dew.compare.statistics import SIGNIFICANT, Interval, seeds_needed
 from dew.compare.verdicts import listed, markdown_table, signed
 from dew.engines.lab.summary import noise
-from dew.errors import ConfigError
 from dew.report import benchmark as b
 from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
@@ -44,12 +44,13 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     found = about | _components(second["A"], runs) | _replication(runs) | _screening(runs)
     found |= {"tuning": "\n\n".join(_tuning(runs)), "stages": "\n\n".join(x for of in stages for x in of if x)}
     answer = _answer(runs, decided, bool(unfinished)) if decided else UNDECIDED.format(**about)
-    return Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), **found), images
+    text = Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), **found)
+    return re.sub(r"(?<= \| )---(?= \|)", "--:", text), images  # numbers are aligned on the right
 
 
 def _alpha(task: str, rows: Rows) -> float | None:
     """The alpha of the analysis of stage 3 that the seeds so far allow."""
-    return b.alpha_of("stage3", task, min(seeds_of(rows), default=0))
+    return b.look("stage3", task, min(seeds_of(rows), default=0))[1]
 
 
 # ── the result in words ─────────────────────────────────────────────────────────────────────────────────────
@@ -71,10 +72,10 @@ def _unfinished(runs: Runs, decided: Mapping[str, Rows]) -> str:
     texts = []
     for task, planned in b.STAGES["stage3"].seeds.items():
         seeds = min(seeds_of(b.stage_rows("stage3", task, runs)), default=0)
-        alpha = f" (interim analysis with alpha {_alpha(task, decided[task]):g})" if task in decided else ""
+        alpha = f" (interim analysis, alpha {_alpha(task, decided[task]):g})" if task in decided else ""
         texts += [f"{task} ({b.TASKS[task].title}) has {seeds} of {planned} seeds{alpha}"] * (seeds < planned)
-    about = """Not finished: {}. The finalists are {}. A task's differences are shown from its first planned analysis on,
-on A after {} seeds; earlier runs are in the data alone."""
+    about = """Not finished: {}. The finalists are {}. A task's differences are shown from its first planned analysis
+on, on A after {} seeds; earlier runs are in the data alone."""
     return about.format("; ".join(texts), listed(finalists(runs)), b.INTERIM[0]) if texts else ""
 
 
@@ -146,8 +147,7 @@ def _stage(stage: str, tasks: Mapping[str, Rows], runs: Runs) -> Iterator[str]:
         yield f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/benchmark-{stage}.svg)\n\n{b.ABOUT}"
     for task, rows in tasks.items():
         judged = [row.than_baseline[FIRST] for row in rows if row.verdict]
-        seeds = " to ".join(str(n) for n in sorted({end(seeds_of(rows)) for end in (min, max)}))
-        yield f"**{task}: {b.TASKS[task].title}**, {seeds} of {b.STAGES[stage].seeds[task]} seeds:"
+        yield f"**{task}: {b.TASKS[task].title}**, {min(seeds_of(rows))} of {b.STAGES[stage].seeds[task]} seeds:"
         yield b.table(rows).strip()
         yield from noise(judged, runs[f"{stage}-{task}"])
         yield f"Other scores. {b.ABOUT_OTHERS}\n\n{b.table(rows, b.OTHERS).strip()}"
@@ -196,13 +196,9 @@ def _costs(runs: Runs) -> str:
         began, ended = (sum(datetime.fromisoformat(x).timestamp() for x in xs) for xs in zip(*times, strict=True))
         total += (minutes := (ended - began) / 60)
         machines |= {str(x["machine"]["gpu"] or "CPU") for x in facts}
-        try:
-            todo = str(len(missing(stage, task, runs)))
-        except ConfigError:
-            todo = "not known yet"
-        about = [stage, f"{task}: {b.TASKS[task].title}", Path(facts[0]["warm_start"]["model"]).name]
-        lines += [[*about, str(len(of)), todo, f"{minutes:.0f}"]] * (stage != "start")
-    head = ["stage", "task", "model", "runs", "missing", "minutes"]
+        about = f"{stage}, {task}: {b.TASKS[task].title}, {Path(facts[0]['warm_start']['model']).name}"
+        lines += [[about, str(len(of)), str(len(missing(stage, task, runs))), f"{minutes:.0f}"]] * (stage != "start")
+    head = ["stage, task, model", "runs", "missing", "minutes"]
     whole = f"{sum(map(len, runs.values()))} runs took {total:.0f} minutes of {listed(sorted(machines))}"
     return f"{whole}, evaluations included; the runs of a stack train at once.\n\n{markdown_table(head, lines).strip()}"
 

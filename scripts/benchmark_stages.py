@@ -136,7 +136,7 @@ def better(task: str, runs: Runs) -> list[str]:
     """The rules that are better than DAPO in stage 3, after Holm's correction, in an analysis of the plan."""
     rows = b.stage_rows("stage3", task, runs)
     found = {row.arm: row.than_baseline[b.SCORES[0]] for row in rows if row.verdict}
-    alpha = b.alpha_of("stage3", task, min(seeds_of(rows), default=0)) or 0
+    alpha = b.look("stage3", task, min(seeds_of(rows), default=0))[1] or 0
     return [arm for arm, d in found.items() if d.value > 0 and d.holm < alpha]
 
 

@@ -78,8 +78,8 @@ def gain(arm, rate):
 
 
 def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small, tmp_path):
-    assert [b.alpha_of("stage3", "A", seeds) for seeds in (11, 12, 14)] == [None, 0.005, pytest.approx(0.045)]
-    assert [b.alpha_of("stage2", "A", seeds) for seeds in (4, 5)] == [None, 0.05]
+    assert [b.look("stage3", "A", n) for n in (11, 13, 14)] == [(14, None), (12, 0.005), (14, pytest.approx(0.045))]
+    assert [b.look("stage2", "A", n)[1] for n in (4, 5)] == [None, 0.05]
     with pytest.raises(ConfigError, match="start on A-train lacks 1 runs"):
         stages.points("stage2", "A", {})
     plant(tmp_path, "start", "A-train", lambda *_: 0.2)
@@ -148,7 +148,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert not stages.better("A", early)
     text, images = script.page(runs)
     assert re.search(r"\| dew \| 1\.6e-4 \| 14 \| 0\.3\d\d \| \+0\.0.* \| win \|", text)
-    assert "| stage3 | A: GSM8K | m |" in text and "| 3 |\n" in text and "seeds for a power of 80%" in text
+    assert re.search(r"\| stage3, A: GSM8K, m \| \d+ \| 0 \| 3 \|\n", text) and "seeds for a power of 80%" in text
     assert "found -0.001 [-0.010, +0.008], which agrees" in text
     assert re.search(r"\| fipo \| \+0\.0.*\n(.*\n)*\| stare \| -0\.0", text)  # the screening
     assert re.search(r"\n\| dew \|\s+(\| 0\.\d{3} ){2}\| \*\*0\.\d{3}\*\* \|\n", text)  # the best of three rates

@@ -282,7 +282,7 @@ def _benchmark(
         arms = {f"{x}@{best[label]:g}" if x in tuned else x: label for x, label in arms.items()}
     found = benchmark.train("stage2", "A", list(arms), folder / "stage2", controls=True, **how)
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
-    alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
+    _, alpha = benchmark.look("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
     own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
     note = BESIDE_OTHERS if others else ALONE
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])

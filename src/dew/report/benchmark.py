@@ -211,15 +211,11 @@ def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, fi
     return "loss" if d.value < 0 and d.holm < alpha else "open"
 
 
-def looks(stage: str, task: str) -> dict[int, float]:
-    """Return the alpha of each planned analysis by its number of seeds, the last one first."""
+def look(stage: str, task: str, seeds: int) -> tuple[int, float | None]:
+    """Return the seeds and the alpha of the last planned analysis that so many seeds allow; None before the first."""
     whole, (interim, spent) = STAGES[stage].seeds[task], INTERIM
-    return {whole: SIGNIFICANT - spent, interim: spent} if (stage, task) == ("stage3", "A") else {whole: SIGNIFICANT}
-
-
-def alpha_of(stage: str, task: str, seeds: int) -> float | None:
-    """Return the alpha of the analysis after this many seeds, or None if none is planned."""
-    return next((alpha for least, alpha in looks(stage, task).items() if seeds >= least), None)
+    looks = {whole: SIGNIFICANT - spent, interim: spent} if (stage, task) == ("stage3", "A") else {whole: SIGNIFICANT}
+    return next(((least, alpha) for least, alpha in looks.items() if seeds >= least), (whole, None))
 
 
 def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
@@ -227,22 +223,21 @@ def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
     found = runs.get(f"{stage}-{task}", ())
     rules = [arm for arm in by_arm(found) if arm in (*ARMS, *CANDIDATES)]
     placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in rules}
-    seeds = min((len(of) for arm, of in by_arm(found).items() if arm in rules), default=0)
-    of, planned = STAGES[stage], looks(stage, task)
-    end = of.first_seed + next((least for least in planned if seeds >= least), of.seeds[task])
-    found = [r for r in found if r.seed < end]
-    return compare(found, placebos, final=stage == "stage3", alpha=alpha_of(stage, task, seeds))
+    have = min((len(of) for arm, of in by_arm(found).items() if arm in rules), default=0)
+    seeds, alpha = look(stage, task, have)
+    found = [r for r in found if r.seed < STAGES[stage].first_seed + seeds]
+    return compare(found, placebos, final=stage == "stage3", alpha=alpha)
 
 
 # ── table ───────────────────────────────────────────────────────────────────────────────────────────────────
 ABOUT = f"""Rules by their difference from DAPO; below them controls (the rule without weights), placebos (the same
 weights on permuted tokens) and random rewards. pass@1 is the mean of the last evaluations. Differences are paired by
-seed, with 95% intervals of Student's t over seeds; p is Holm's, over the rules of the table. The verdict is the first
-of win, level (within ±{MARGIN}) and loss that applies, else open."""
+seed, with 95% intervals of Student's t over seeds; p is corrected by Holm's method over the rules of the table. The
+verdict is the first of win, level (within ±{MARGIN}) and loss that applies, else open."""
 ABOUT_OTHERS = """Area is the mean accuracy of all answers sampled in training. Entropy (nats), length (tokens), the
 share of answers cut off and the KL divergence per token from the start are means over the last sixth of training.
 These scores decide nothing, and their intervals are not corrected."""
-HEAD = ("rule", "rate", "seeds", "pass@1", "− DAPO", "p", "− placebo", "p, placebo", "verdict")
+HEAD = ("rule", "rate", "seeds", "pass@1", "− DAPO", "p (Holm)", "− placebo", "p (placebo)", "verdict")
 OTHERS = ("rule", *(f"{score} − DAPO" for score in SCORES[1:]), "entropy", "length", "cut off", "KL")
 MEANS = {"pass@1": ("pass@1", ".3f"), "entropy": ("entropy", ".3f"), "length": ("length", ".0f"),
          "cut off": ("truncated", ".3f"), "KL": ("kl", ".4f")}  # fmt: skip
@@ -264,7 +259,7 @@ def table(rows: Sequence[Row], head: Sequence[str] = HEAD) -> str:
     lines = []
     for row in rows:
         cells = {"rule": title(row.arm, rows), "rate": rate(row.runs[0].learning_rate), "seeds": str(len(row.runs))}
-        for d, name, p in ((row.than_baseline.get(SCORES[0]), "− DAPO", "p"), (row.than_placebo, *HEAD[6:8])):
+        for d, name, p in ((row.than_baseline.get(SCORES[0]), *HEAD[4:6]), (row.than_placebo, *HEAD[6:8])):
             if d:
                 cells |= {name: signed(d), p: (f"{d.holm:.3f}" if d.holm >= 0.0005 else "<0.001") * bool(row.verdict)}
         cells |= {f"{score} − DAPO": signed(d) for score, d in row.than_baseline.items()}
