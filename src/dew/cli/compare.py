@@ -163,9 +163,8 @@ def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
 
 # ── dew lab ─────────────────────────────────────────────────────────────────────────────────────────────────
 QUICK_RATE = 2e-3
-ALONE = """Only your rows: the benchmark's runs have another model or task, or are not in this installation, as they
-are in a clone (docs/results/benchmark)."""
-BESIDE_OTHERS = """Your rows are last; their p-values are corrected over them alone. The other runs started from a 4-bit
+ALONE = "Only your rows: the benchmark's runs have another model or task, or are not here (docs/results/benchmark)."
+BESIDE_OTHERS = """The p-values of your rows are corrected over them alone. The benchmark's runs started from a 4-bit
 file of the model, converted to bfloat16: unless yours did too, compare differences from DAPO, not pass@1."""
 TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like."
 
@@ -244,8 +243,7 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
 def _benchmark(
     rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
 ) -> None:
-    """Choose learning rates as in stage 1 of the benchmark, unless one is given, then train as in stage 2 on its first
-    task. On the benchmark's model DAPO has the rate that is known."""
+    """Choose learning rates as in stage 1 of the benchmark, unless they are given or known, then train as in stage 2."""
     import torch
 
     from dew.compare import verdicts
@@ -284,9 +282,11 @@ def _benchmark(
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
     _, alpha = benchmark.look("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
     own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
-    note = BESIDE_OTHERS if others else ALONE
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
-    text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
-    write_atomically(folder / "benchmark.md", f"{text}\n".encode())
-    show_markdown(text)
-    out.print(f"\n{folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}")
+    text = "\n\n".join([*said, BESIDE_OTHERS if others else ALONE, ""])
+    whole = f"{text}{benchmark.table([*others, *own])}\n\n{benchmark.ABOUT}\n"
+    write_atomically(folder / "benchmark.md", whole.encode())
+    show_markdown(text + benchmark.table(own))
+    out.print(
+        f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}"
+    )

@@ -234,11 +234,7 @@ ABOUT = f"""Rules by their difference from DAPO; below them controls (the rule w
 weights on permuted tokens) and random rewards. pass@1 is the mean of the last evaluations. Differences are paired by
 seed, with 95% intervals of Student's t over seeds; p is corrected by Holm's method over the rules of the table. The
 verdict is the first of win, level (within ±{MARGIN}) and loss that applies, else open."""
-ABOUT_OTHERS = """Area is the mean accuracy of all answers sampled in training. Entropy (nats), length (tokens), the
-share of answers cut off and the KL divergence per token from the start are means over the last sixth of training.
-These scores decide nothing, and their intervals are not corrected."""
 HEAD = ("rule", "rate", "seeds", "pass@1", "− DAPO", "p (Holm)", "− placebo", "p (placebo)", "verdict")
-OTHERS = ("rule", *(f"{score} − DAPO" for score in SCORES[1:]), "entropy", "length", "cut off", "KL")
 MEANS = {"pass@1": ("pass@1", ".3f"), "entropy": ("entropy", ".3f"), "length": ("length", ".0f"),
          "cut off": ("truncated", ".3f"), "KL": ("kl", ".4f")}  # fmt: skip
 
@@ -255,7 +251,7 @@ def title(arm: str, rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row], head: Sequence[str] = HEAD) -> str:
-    """Return a table in Markdown with those columns of HEAD or OTHERS that have values."""
+    """Return a table in Markdown with those columns that have values."""
     lines = []
     for row in rows:
         cells = {"rule": title(row.arm, rows), "rate": rate(row.runs[0].learning_rate), "seeds": str(len(row.runs))}
