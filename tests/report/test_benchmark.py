@@ -41,12 +41,8 @@ def small(monkeypatch):
     """Fewer rules and seeds."""
     monkeypatch.setattr(b, "ARMS", ARMS)
     monkeypatch.setattr(b, "CANDIDATES", (RELATIVE, "fipo", "stare"))
-    seeds = {
-        "start": {"A": 1, "A-train": 1, "C-train": 1},
-        "replication": {"A": 5},
-        "stage1": {"A-train": 3, "C-train": 3},
-    }
-    seeds |= {"stage2": {"A": 5}, "screen": {"A-train": 5}, "stage3": {"A": 14, "C": 8}}
+    seeds = {"start": dict.fromkeys(["A", "A-train", "C-train"], 1), "stage1": {"A-train": 3, "C-train": 3}}
+    seeds |= {"replication": {"A": 5}, "stage2": {"A": 5}, "screen": {"A-train": 5}, "stage3": {"A": 14, "C": 8}}
     monkeypatch.setattr(b, "STAGES", {name: replace(b.STAGES[name], seeds=of) for name, of in seeds.items()})
 
 
@@ -178,9 +174,8 @@ def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
 def test_a_score_that_is_not_finite_in_a_run_has_no_mean():
     scores = ({"area": 0.5, "entropy": 0.5, "length": 9, "flipped": 0}, {"area": 0.5, "length": 9, "flipped": 0})
     runs = [b.Result("dapo", seed, of, "t", 1e-5) for seed, of in enumerate(scores)]
-    assert "| dapo | 9 |" in b.table(
-        b.compare(runs, {}), ["rule", "length", "entropy"]
-    ) and "| 0.500 |  | 9.000 |" in markdown(runs)
+    table = b.table(b.compare(runs, {}), ["rule", "length", "entropy"])
+    assert "| dapo | 9 |" in table and "| 0.500 |  | 9.000 |" in markdown(runs)
 
 
 def test_earlier_runs_at_other_rates_are_left_out(monkeypatch):
@@ -277,10 +272,8 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
     code, said, error = dew("lab", "--benchmark", rule, "--quick", *rates, "--out", tmp_path / "trial")
     assert code == 0 and "Only your rows" in said and "grpo" not in said, error
     assert calls[3][2] == ["dapo@2e-05", "dapo@8e-05", f"{rule}@2e-05", f"{rule}@8e-05"] and len(calls) == 5
-    code, said, _ = dew(
-        "lab", "--benchmark", rule, "--model", "other", "--learning-rate", 1e-4, "--out", tmp_path / "x"
-    )
-    assert calls[5][2] == ["dapo@0.0001", f"{rule}@0.0001"] and "Only your rows" in said
+    _, said, _ = dew("lab", "--benchmark", rule, "--model", "other", *rates[:2], "--out", tmp_path / "other")
+    assert calls[5][2] == ["dapo@2e-05", f"{rule}@2e-05"] and "Only your rows" in said
     for given, expected in (((rule, "--seeds", "3"), "its own task"), ((rule, f"{rule}@1e-4"), "given twice")):
         code, _, error = dew("lab", "--benchmark", *given)
         assert code != 0 and expected in error

@@ -243,7 +243,7 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
 def _benchmark(
     rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
 ) -> None:
-    """Choose learning rates as in stage 1 of the benchmark, unless they are given or known, then train as in stage 2."""
+    """Choose learning rates as in stage 1 of the benchmark, unless they are given or known; then train stage 2."""
     import torch
 
     from dew.compare import verdicts
