@@ -37,10 +37,11 @@ Rows = Sequence[b.Row]
 def page(runs: Runs) -> tuple[str, dict[str, str]]:
     """Markdown, the result first, and SVG files by name. Only stage 3 may be unfinished."""
     second, decided = {"A": b.stage_rows("stage2", "A", runs)}, {}
-    for task in b.STAGES["stage3"].seeds:  # an analysis is planned for its seeds, and no arm is missing
+    for task in b.STAGES["stage3"].seeds:  # an analysis is planned for its seeds, and no rule is missing
         rows = b.stage_rows("stage3", task, runs)
-        if _alpha(task, rows) is not None and {row.arm for row in rows} >= dict(points("stage3", task, runs)).keys():
-            decided[task] = rows
+        if _alpha(task, rows) is not None:
+            rules = dict(points("stage3", task, runs)).keys() & set(finalists(runs))
+            decided |= {task: rows} if rules <= {row.arm for row in rows} else {}
     images = {f"benchmark-stage{n}.svg": forest(of) for n, of in ((2, second), (3, decided)) if of}
     about, unfinished = _against_dapo(second["A"], runs), _unfinished(runs, decided)
     stages = [["## Stage 2", *_stage("stage2", second, runs)]]

@@ -142,6 +142,8 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
         text, images = script.page(few)
         assert "No rule is known to beat DAPO" in text and about in text and "| win |" not in text and len(images) == 1
     assert not stages.better("A", early)
+    unplaced = {**runs, "stage3-A": [r for r in runs["stage3-A"] if r.arm != placebo]}
+    assert re.search(rf"not known to be better than a placebo: .*{re.escape(RELATIVE)}", script.page(unplaced)[0])
     text, images = script.page(runs)
     assert re.search(r"\| dew \| 1\.6e-4 \| 14 \| 0\.3\d\d \| \+0\.0.* \| win \|", text)
     assert re.search(r"\| stage3, A: GSM8K, m \| \d+ \| 0 \| 3 \|\n", text) and "seeds for a power of 80%" in text
