@@ -1,226 +1,214 @@
-"""The page of the benchmark's results, docs/benchmark-results.md, and its forest plots."""
+"""The page of the benchmark's results, docs/benchmark-results.md, from benchmark_page.md, and its forest plot."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from html import escape
+from itertools import groupby
+from math import ceil
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, median, variance
+from typing import Any
 
 import numpy as np
-from benchmark_stages import SCREEN_RATES, better, by_seed, chosen_rates, missing, seeds_of, start_of
+from benchmark_stages import RANDOM, better, by_seed, finalists, missing, points, seeds_of, start_of
 from scipy.stats import f, spearmanr
 
 from dew.compare import Difference, Result, corrected, paired
-from dew.compare.statistics import SIGNIFICANT, Interval
+from dew.compare.statistics import SIGNIFICANT, Interval, seeds_needed
 from dew.compare.verdicts import listed, markdown_table, signed
 from dew.engines.lab.summary import noise
-from dew.errors import ConfigError
 from dew.report import benchmark as b
 from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
 
-NOTES = """The plan is on [its own page](benchmark.md). `python scripts/benchmark.py page` writes this one from
-the runs in `docs/results/benchmark/`. Where the plan is silent: `entropy_advantage` and `kl_cov` weight tokens in their
-loss, which no placebo permutes; without a placebo they cannot win. The interim look of stage 3 on task A spends an
-alpha of 0.005, which leaves 0.045 for the last one. The first runs of `w_reinforce` and `reinforce_pp` are kept apart
-and do not count (addition 29 of the plan)."""
+FIRST = b.SCORES[0]
+UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** Of {rules} rules, each at its own
+learning rate and over {pairs} seeds, better than DAPO after Holm's correction: {ahead}; worse: {behind}. The learning
+rate changes pass@1 more than the rule does. Stage 3, which decides, is [not finished](#stage-3)."""
+ABOUT_OTHERS = """Area is the mean accuracy of all answers sampled in training. Entropy (nats), length (tokens), the
+share of answers cut off and the KL divergence per token from the start are means over the last sixth of training.
+These scores decide nothing, and their intervals are not corrected."""
+OTHERS = ("rule", *(f"{score} − DAPO" for score in b.SCORES[1:]), "entropy", "length", "cut off", "KL")
+Rows = Sequence[b.Row]
 
 
 def page(runs: Runs) -> tuple[str, dict[str, str]]:
-    """Markdown, the result first, and SVG files by name."""
-    parts, images, replication = ["# The benchmark's results"], dict[str, str](), _replication(runs)
-    parts.append(_answer(runs, replication.partition("\n")[0]))
-    by_stage = {
-        stage: {task: found for task in b.STAGES[stage].seeds if (found := b.stage_rows(stage, task, runs))}
-        for stage in ("stage3", "stage2")
-    }
-    decides = any(_alpha(task, found) is not None for task, found in by_stage["stage3"].items())
-    for stage, rows in sorted(by_stage.items(), reverse=decides):  # stage 3 is first once it has an analysis
-        if rows:
-            images[name := f"benchmark-{stage}.svg"] = forest({b.TASKS[task].title: x for task, x in rows.items()})
-            parts += [f"## Stage {stage[-1]}", f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/{name})", b.ABOUT]
-        for task, found in rows.items():
-            given = [row.than_baseline[b.SCORES[0]] for row in found if row.verdict]
-            seeds = " to ".join(str(n) for n in sorted({end(seeds_of(found)) for end in (min, max)}))
-            about = f"{seeds} of {b.STAGES[stage].seeds[task]} seeds."
-            parts += [f"### {task}: {b.TASKS[task].title}", about, b.table(found)]
-            parts += noise(given, runs[f"{stage}-{task}"])
-            parts += _components(found, runs.get("stage1-A-train", ())) if stage == "stage2" else []
-    if screen := _screening(runs.get("screen-A-train", ())):
-        text, images["benchmark-screen.svg"] = screen
-        parts += ["## Screening of further candidates", text]
-    if replication:
-        parts += ["## Replication", replication]
-    tried = {task: of for task in b.STAGES["stage1"].seeds if (of := b.rate_means(runs.get(f"stage1-{task}", ())))}
-    parts += ["## Stage 1: the learning rate of each rule"] * bool(tried)
-    for task, of in tried.items():
-        parts += [f"### {task}: {b.TASKS[task].title}", _rates(of, task, runs)]
-    parts += ["## Runs", _progress(runs) if any(runs.values()) else "No run has been made yet.", NOTES]
-    return "\n\n".join(part.strip() for part in parts) + "\n", images
+    """Markdown, the result first, and SVG files by name. Only stage 3 may be unfinished."""
+    second, decided = {"A": b.stage_rows("stage2", "A", runs)}, {}
+    for task in b.STAGES["stage3"].seeds:  # an analysis is planned for its seeds, and no rule is missing
+        rows = b.stage_rows("stage3", task, runs)
+        if _alpha(task, rows) is not None:
+            rules = dict(points("stage3", task, runs)).keys() & set(finalists(runs))
+            decided |= {task: rows} if rules <= {row.arm for row in rows} else {}
+    images = {f"benchmark-stage{n}.svg": forest(of) for n, of in ((2, second), (3, decided)) if of}
+    about, unfinished = _against_dapo(second["A"], runs), _unfinished(runs, decided)
+    stages = [["## Stage 2", *_stage("stage2", second, runs)]]
+    stages.insert(0 if decided else 1, ["## Stage 3", unfinished, *_stage("stage3", decided, runs)])
+    found = about | _components(second["A"], runs) | _replication(runs) | _screening(runs)
+    found |= {"tuning": "\n\n".join(_tuning(runs)), "stages": "\n\n".join(x for of in stages for x in of if x)}
+    answer = _answer(runs, decided, bool(unfinished)) if decided else UNDECIDED.format(**about)
+    text = Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), **found)
+    return re.sub(r"(?<= \| )---(?= \|)", "--:", text), images  # numbers are aligned on the right
 
 
-def _answer(runs: Runs, replication: str) -> str:
-    """The result so far, in a few sentences."""
-    begun = {task: found for task in b.STAGES["stage3"].seeds if (found := b.stage_rows("stage3", task, runs))}
-    unfinished = [about for task, n in b.STAGES["stage3"].seeds.items() if (about := _unfinished(task, n, begun))]
-    rows = {task: found for task, found in begun.items() if _alpha(task, found) is not None}
-    if not rows:
-        first = "**No rule is known to beat DAPO in pass@1 on a language model.**"
-        second = f"Stage 3 decides it: {'; '.join(unfinished)}."
-        return " ".join([first, *_second(runs), second, replication])
+def _alpha(task: str, rows: Rows) -> float | None:
+    """The alpha of the analysis of stage 3 that the seeds so far allow."""
+    return b.look("stage3", task, min(seeds_of(rows), default=0))[1]
+
+
+# ── the result in words ─────────────────────────────────────────────────────────────────────────────────────
+def _answer(runs: Runs, decided: Mapping[str, Rows], unfinished: bool) -> str:
+    """The verdicts of stage 3."""
     words = ("win", "level", "loss", "open")
-    of = {word: {task: [row.arm for row in x if row.verdict == word] for task, x in rows.items()} for word in words}
-    of["better"] = {task: [arm for arm in better(task, runs) if arm not in of["win"][task]] for task in rows}
+    of = {w: {task: [row.arm for row in x if row.verdict == w] for task, x in decided.items()} for w in words}
+    of["better"] = {task: [arm for arm in better(task, runs) if arm not in of["win"][task]] for task in decided}
     text = {word: "; ".join(f"{', '.join(x)} ({task})" for task, x in arms.items() if x) for word, arms in of.items()}
-    so_far = " so far" if unfinished else ""
+    so_far = " so far" * unfinished
     won = f"Rules that win against DAPO in pass@1{so_far}: {text['win']}."
     parts = [f"**{won if text['win'] else f'No rule wins against DAPO in pass@1{so_far}.'}**"]
-    parts += [f"Stage 3 is not finished: {'; '.join(unfinished)}."] * bool(unfinished)
     parts += [f"Better than DAPO, but not known to be better than a placebo: {text['better']}."] * bool(text["better"])
     return " ".join([*parts, *(f"{word.capitalize()}: {text[word] or 'none'}." for word in words[1:])])
 
 
-def _unfinished(task: str, planned: int, rows: Mapping[str, Sequence[b.Row]]) -> str:
-    """How many of the planned seeds of stage 3 a task has, and what that allows; empty if it has all."""
-    found = rows.get(task, ())
-    seeds, alpha = min(seeds_of(found), default=0), _alpha(task, found)
-    about = "no verdicts yet" if alpha is None else f"interim analysis with alpha {alpha:g}"
-    return f"{task} has {seeds} of {planned} seeds{f' ({about})' if seeds else ''}" if seeds < planned else ""
+def _unfinished(runs: Runs, decided: Mapping[str, Rows]) -> str:
+    """Which seeds stage 3 lacks; empty if it has all."""
+    texts = []
+    for task, planned in b.STAGES["stage3"].seeds.items():
+        seeds = min(seeds_of(b.stage_rows("stage3", task, runs)), default=0)
+        alpha = f" (interim analysis, alpha {_alpha(task, decided[task]):g})" if task in decided else ""
+        texts += [f"{task} ({b.TASKS[task].title}) has {seeds} of {planned} seeds{alpha}"] * (seeds < planned)
+    about = """Not finished: {}. The finalists are {}. A task's differences are shown from its first planned analysis
+on, on A after {} seeds; earlier runs are in the data alone."""
+    return about.format("; ".join(texts), listed(finalists(runs)), b.INTERIM[0]) if texts else ""
 
 
-def _alpha(task: str, rows: Sequence[b.Row]) -> float | None:
-    """The alpha of the analysis of stage 3 that the seeds so far allow."""
-    return b.alpha_of("stage3", task, min(seeds_of(rows), default=0))
+def _against_dapo(rows: Rows, runs: Runs) -> dict[str, Any]:
+    of = {row.arm: row for row in rows}
+    found = {row.arm: row.than_baseline[FIRST] for row in rows if row.verdict}
+    clear = {arm: d for arm, d in found.items() if d.holm < SIGNIFICANT}
+    ahead, behind = ([f"{x} ({signed(d)})" for x, d in clear.items() if (d.value > 0) == y] for y in (True, False))
+    best, pairs = next(iter(found.values())), min(d.pairs for d in found.values())
+    total = fmean(variance(d.by_pair) for d in found.values()) ** 0.5
+    return {
+        "rules": len(found), "ahead": listed(ahead or ["none"]), "behind": listed(behind or ["none"]), "pairs": pairs,
+        "best": f"{best.arm}, {signed(best)}", "start": start_of("A", runs, "stage2"), "needed": seeds_needed(total),
+        **{arm: fmean(r.scores[FIRST] for r in of[arm].runs) for arm in (b.BASELINE, RANDOM)},
+        "least": next(x for x in range(1, 1000) if seeds_needed(total, x / 1000) <= pairs) / 1000,
+    }  # fmt: skip
 
 
-def _second(runs: Runs) -> list[str]:
-    rows = b.stage_rows("stage2", "A", runs)
-    found = {row.arm: row.than_baseline[b.SCORES[0]] for row in rows if row.verdict}
-    if not found:
-        return []
-    try:
-        planned = set(chosen_rates(runs))
-    except ConfigError:  # stage 1 is not finished
-        planned = set(b.ARMS)
-    most = max(d.pairs for d in found.values())
-    lacking = [x for x in b.ARMS[1:] if x in planned and (x not in found or found[x].pairs < most)]
-    clear = {arm: d.value for arm, d in found.items() if d.holm < SIGNIFICANT}
-    ahead, behind = ([arm for arm, value in clear.items() if (value > 0) == wanted] for wanted in (True, False))
-    seeds = f"{most} of {b.STAGES['stage2'].seeds['A']} seeds"
-    return [
-        f"In stage 2 ({seeds}), of {len(found)} rules at their own rates, better than DAPO: "
-        f"{listed(ahead or ['none'])}; worse: {listed(behind or ['none'])}.",
-        *[f"Runs of {listed(lacking)}, which are also planned, are missing there."] * bool(lacking),
+def _components(rows: Rows, runs: Runs) -> dict[str, Any]:
+    """How much rules differ, and how much one rule at several learning rates."""
+    alike = {row.arm: row.runs for row in rows if row.arm in b.ARMS and row.verdict != "loss"}
+    tuning = sorted((r for r in runs["stage1-A-train"] if r.arm in alike), key=lambda r: (r.arm, r.learning_rate))
+    grids = [
+        _grid([list(x) for _, x in groupby(of, key=lambda r: r.learning_rate)])
+        for _, of in groupby(tuning, key=lambda r: r.arm)
     ]
+    scores = _grid(list(alike.values()))
+    (n, k), (between, error) = scores.shape, _variances(scores)
+    free, ratio = (n - 1, (n - 1) * (k - 1)), 1 + k * between / error
+    best = {arm: max(of.values()) for arm, of in b.rate_means(tuning).items()}
+    ranks = spearmanr([best[arm] for arm in alike], scores.mean(1)).statistic
+    ranges = [float(np.ptp(x.mean(1))) for x in grids]
+    rates = fmean(_variances(x)[0] for x in grids)
+    return {
+        "alike": n, "free": free, "ratio": ratio, "p": f.sf(ratio, *free), "ranks": ranks, "noise_sd": error**0.5,
+        "rules_sd": max(0, between) ** 0.5, "rates_sd": max(0, rates) ** 0.5, "smallest": min(ranges),
+        "widest": max(ranges), "middle": median(ranges),
+    }  # fmt: skip
 
 
-def _components(rows: Sequence[b.Row], tuning: Sequence[Result]) -> Iterator[str]:
-    """How much rules differ, how much seeds, and how much a rule's learning rate changes."""
-    alike = [row for row in rows if row.arm in b.ARMS and row.verdict != "loss"]
-    by_rule = {row.arm: {r.seed: r.scores[b.SCORES[0]] for r in row.runs} for row in alike}
-    seeds = sorted(set.intersection(*map(set, by_rule.values()))) if by_rule else []
-    scores = np.array([[of[seed] for seed in seeds] for of in by_rule.values()])
-    tuned = {arm: list(of.values()) for arm, of in b.rate_means(tuning).items() if arm in by_rule and len(of) > 1}
-    if min(scores.shape) < 2 or len(tuned) < 2:
-        return
-    rules, seeded = scores.mean(1), scores.mean(0)
-    rest = scores - rules[:, None] - seeded + scores.mean()
-    (n, k), free = scores.shape, (len(rules) - 1) * (len(seeds) - 1)
-    error = (rest**2).sum() / free
-    ratio = k * rules.var(ddof=1) / error
-    between, over = (max(0.0, x.var(ddof=1) - error / m) ** 0.5 for x, m in ((rules, k), (seeded, n)))
-    ranks = spearmanr([max(tuned[arm]) for arm in tuned], [fmean(by_rule[arm].values()) for arm in tuned]).statistic
-    ranges = sorted(max(of) - min(of) for of in tuned.values())
-    differ = "more than by chance" if (p := f.sf(ratio, n - 1, free)) < SIGNIFICANT else "no more than by chance"
-    yield (
-        f"How much rules differ (not planned in advance): in pass@1, the standard deviation between the {n} rules "
-        f"without a loss is {between:.3f}, between seeds {over:.3f}, of the rest {error**0.5:.3f}. Taken together, "
-        f"the rules differ {differ} (F({n - 1}, {free}) = {ratio:.2f}, p = {p:.4f}). The rank correlation of their "
-        f"pass@1 with that in stage 1, which has other seeds and problems, is {ranks:.2f}. In stage 1 the learning "
-        f"rate changes a rule's pass@1, a mean of few seeds, by {ranges[0]:.3f} to {ranges[-1]:.3f}, in the median by "
-        f"{median(ranges):.3f}."
-    )
+def _grid(groups: Sequence[Sequence[Result]]) -> Any:
+    """pass@1 by group and seed."""
+    return np.array([[r.scores[FIRST] for r in sorted(group, key=lambda r: r.seed)] for group in groups])
 
 
-def _progress(runs: Runs) -> str:
-    lines = []
+def _variances(scores: Any) -> tuple[float, float]:
+    """The variance between the rows of a two-way layout without noise (negative by chance), and that of the noise."""
+    (n, k), mean = scores.shape, scores.mean(1)
+    error = ((scores - mean[:, None] - scores.mean(0) + scores.mean()) ** 2).sum() / ((n - 1) * (k - 1))
+    return mean.var(ddof=1) - error / k, error
+
+
+def _replication(runs: Runs) -> dict[str, Any]:
+    rows = b.stage_rows("replication", "A", runs)
+    row = next(row for row in rows if row.arm == "dew")
+    d = row.than_baseline[FIRST]
+    value, half = json.loads((b.COMMITTED.parent / "lora-20-seeds.json").read_text())["table"]["dew − dapo"][2]
+    old = Interval(value, value - half, value + half)
+    return {
+        "replicated": d.pairs, "dew": signed(d), "dew_placebo": signed(row.than_placebo), "prototype": signed(old),
+        "agrees": "agrees" if d.low <= old.high and old.low <= d.high else "does not agree",
+        "replication": "\n\n".join([b.table(rows).strip(), *noise([d], runs["replication-A"])]),
+    }  # fmt: skip
+
+
+# ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────
+def _stage(stage: str, tasks: Mapping[str, Rows], runs: Runs) -> Iterator[str]:
+    if tasks:
+        yield f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/benchmark-{stage}.svg)\n\n{b.ABOUT}"
+    for task, rows in tasks.items():
+        judged = [row.than_baseline[FIRST] for row in rows if row.verdict]
+        yield f"**{task}: {b.TASKS[task].title}**, {min(seeds_of(rows))} of {b.STAGES[stage].seeds[task]} seeds:"
+        yield b.table(rows).strip()
+        yield from noise(judged, runs[f"{stage}-{task}"])
+        yield f"Other scores. {ABOUT_OTHERS}\n\n{b.table(rows, OTHERS).strip()}"
+
+
+def _screening(runs: Runs) -> dict[str, Any]:
+    """Candidates against DAPO and their placebos."""
+    values = {arm: by_seed(of, FIRST) for arm, of in b.by_arm(runs["screen-A-train"]).items()}
+
+    def differences(pairs: Mapping[str, str | None]) -> dict[str, Difference]:
+        found = (paired(values[x], values[y], arm=x, baseline=y, score="") for x, y in pairs.items() if y in values)
+        return {d.arm: d for d in corrected(d for d in found if d)}
+
+    than = differences(dict.fromkeys(b.CANDIDATES, b.BASELINE))
+    placebo = differences({arm: b.companions(arm)[1] for arm in than})
+    ordered = sorted(than.values(), key=lambda d: -d.value)
+    lines = [[d.arm, signed(d), f"{d.holm:.3f}", signed(placebo[d.arm]) if d.arm in placebo else ""] for d in ordered]
+    return {
+        "screened": ordered[0].pairs, "screen_rates": " and ".join(map(b.rate, b.RATES)),
+        "different": listed([d.arm for d in ordered if d.holm < SIGNIFICANT] or ["none"]),
+        "screening": markdown_table(["candidate", "pass@1 − DAPO", "p", "pass@1 − placebo"], lines).strip(),
+    }  # fmt: skip
+
+
+def _tuning(runs: Runs) -> Iterator[str]:
+    """pass@1 of each rule at each learning rate, for each task on which rates are chosen."""
+    for task in b.STAGES["stage1"].seeds:
+        if means := b.rate_means(runs.get(f"stage1-{task}", ())):
+            every, lines = sorted({x for of in means.values() for x in of}), []
+            best = {arm: max(of, key=of.__getitem__) for arm, of in means.items()}
+            for arm, of in means.items():
+                cells = {x: f"{'**' * (x == best[arm])}{y:.3f}{'**' * (x == best[arm])}" for x, y in of.items()}
+                lines.append([arm, *(cells.get(x, "") for x in every)])
+            edge = [arm for arm, of in means.items() if best[arm] in (min(of), max(of))]
+            at_edge = f" Best at the lowest or highest rate tried: {listed(edge)}." * bool(edge)
+            yield f"**{task}: {b.TASKS[task].title}**, {start_of(task, runs, 'stage1'):.3f} at the start.{at_edge}"
+            yield markdown_table(["rule", *map(b.rate, every)], lines).strip()
+
+
+def _costs(runs: Runs) -> str:
+    lines, total, machines = [], 0.0, set[str]()
     for job, of in ((job, runs[job]) for job in runs if runs[job]):
         stage, _, task = job.partition("-")
         facts = [RunFolder(str(r.folder)).run() for r in of]
         times = {(x["started"], x["finished"]) for x in facts}  # those of a stack are the same
         began, ended = (sum(datetime.fromisoformat(x).timestamp() for x in xs) for xs in zip(*times, strict=True))
-        try:
-            todo = str(len(missing(stage, task, runs)))
-        except ConfigError:
-            todo = "not known yet"
-        machine = ", ".join(sorted({str(x["machine"]["gpu"] or "CPU") for x in facts}))
-        start = f"{start_of(task, runs):.3f}" if runs.get(f"start-{task}") else ""
-        about = [stage, f"{task}: {b.TASKS[task].title}", Path(facts[0]["warm_start"]["model"]).name, start]
-        lines.append([*about, str(len(of)), todo, f"{(ended - began) / 60:.0f}", machine])
-    head = ["stage", "task", "model", "pass@1 at the start", "runs", "missing", "minutes", "machine"]
-    return markdown_table(head, lines)
+        total += (minutes := (ended - began) / 60)
+        machines |= {str(x["machine"]["gpu"] or "CPU") for x in facts}
+        about = f"{stage}, {task}: {b.TASKS[task].title}, {Path(facts[0]['warm_start']['model']).name}"
+        lines += [[about, str(len(of)), str(len(missing(stage, task, runs))), f"{minutes:.0f}"]] * (stage != "start")
+    head = ["stage, task, model", "runs", "missing", "minutes"]
+    whole = f"{sum(map(len, runs.values()))} runs took {total:.0f} minutes of {listed(sorted(machines))}"
+    return f"{whole}, evaluations included; the runs of a stack train at once.\n\n{markdown_table(head, lines).strip()}"
 
 
-def _replication(runs: Runs) -> str:
-    rows = b.stage_rows("replication", "A", runs)
-    found = [row.than_baseline[b.SCORES[0]] for row in rows if row.arm == "dew" and row.than_baseline]
-    if not found:
-        return ""
-    d = found[0]
-    value, half = json.loads((b.COMMITTED.parent / "lora-20-seeds.json").read_text())["table"]["dew − dapo"][2]
-    old = Interval(value, value - half, value + half)
-    word = "agrees" if d.low <= old.high and old.low <= d.high else "does not agree"
-    both = (
-        f"In the replication, `dew` − DAPO is {signed(d)} over {d.pairs} seeds; the prototype's, {signed(old)}, {word}."
-    )
-    return "\n\n".join([both, b.table(rows), *noise(found, runs["replication-A"])])
-
-
-def _rates(means: Mapping[str, Mapping[float, float]], task: str, runs: Runs) -> str:
-    every, lines = sorted({rate for of in means.values() for rate in of}), []
-    for arm, of in means.items():
-        cells = {rate: f"**{x:.3f}**" if x == max(of.values()) else f"{x:.3f}" for rate, x in of.items()}
-        lines.append([arm, *(cells.get(rate, "") for rate in every)])
-    start = f"At the start: {start_of(task, runs):.3f}." if runs.get(f"start-{task}") else ""
-    return markdown_table(["pass@1", *(f"{rate:g}" for rate in every)], lines) + f"\n{start}"
-
-
-def _screening(runs: Sequence[Result]) -> tuple[str, str] | None:
-    """Candidates against DAPO and their placebos, as text and as an image."""
-    of = b.by_arm(runs)
-
-    def differences(score: str, pairs: Mapping[str, str | None]) -> dict[str, Difference]:
-        values = {arm: by_seed(x, score) for arm, x in of.items()}
-        found = (paired(values[x], values[y], arm=x, baseline=y, score=score) for x, y in pairs.items() if y in of)
-        return {d.arm: d for d in corrected(d for d in found if d)}
-
-    candidates = [arm for arm in b.CANDIDATES if arm in of]
-    than = [differences(score, dict.fromkeys(candidates, b.BASELINE)) for score in b.SCORES]
-    placebo = differences(b.SCORES[0], {arm: b.companions(arm)[1] for arm in candidates})
-    lines = []
-    for arm, d in than[0].items():
-        others = [signed(x[arm]) for x in than[1:]]
-        lines.append(
-            [arm, str(d.pairs), signed(d), f"{d.holm:.3f}", *others, *map(signed, filter(None, [placebo.get(arm)]))]
-        )
-    if not lines:
-        return None
-    head = ("candidate", "seeds", "pass@1 − DAPO", "p", "area − DAPO", "pass@4 − DAPO", "pass@1 − placebo")
-    cells = [[*line, *[""] * (len(head) - len(line))] for line in lines]
-    planned, rates = b.STAGES["screen"].seeds["A-train"], " and ".join(f"{rate:g}" for rate in SCREEN_RATES)
-    clear = ", ".join(arm for arm, d in than[0].items() if d.holm < SIGNIFICANT) or "none"
-    about = f"""{max(d.pairs for d in than[0].values())} of {planned} seeds. A seed's value is its mean over the
-learning rates {rates}; p is Holm's, over the candidates. Different from DAPO: {clear}. Commit ed304a7e has the
-settings of `dew` that did not advance and have been removed since.
-
-![pass@1 − DAPO of the candidates](images/benchmark-screen.svg)
-
-"""
-    rows = [b.Row(arm, of[arm], {b.SCORES[0]: d}) for arm, d in than[0].items()]
-    return about + markdown_table(head, cells), forest({b.TASKS["A-train"].title: rows})
-
-
+# ── forest plot ─────────────────────────────────────────────────────────────────────────────────────────────
 STYLE = """text { fill: #222 } .back { fill: #fff } .band { fill: #eee } .axis { stroke: #888 }
 g { color: #2864dc; stroke: currentcolor; fill: currentcolor } .win { color: #188038 } .loss { color: #c5221f }
 .plain { color: #888 }
@@ -228,39 +216,37 @@ g { color: #2864dc; stroke: currentcolor; fill: currentcolor } .win { color: #18
 g { color: #8ab4f8 } .win { color: #81c995 } .loss { color: #f28b82 } .plain { color: #888 } }"""
 
 
-def forest(tasks: Mapping[str, Sequence[b.Row]]) -> str:
+def forest(tasks: Mapping[str, Rows]) -> str:
     """An SVG of the differences from the baseline in pass@1: a line for each arm, a panel for each task."""
-    names = {row.arm: b.title(row.arm, rows) for rows in tasks.values() for row in rows if row.than_baseline}
-    arms = list(names)
-    shown = [row for rows in tasks.values() for row in rows if row.than_baseline]
-    judged = [row.than_baseline[b.SCORES[0]] for row in shown if row.verdict or not any(x.verdict for x in shown)]
-    most = min(max([2 * b.MARGIN, *(abs(x) for d in judged for x in (d.low, d.high))]), 0.2)
-    left, width, top, line = 14 + 7 * max(map(len, names.values()), default=0), 480 if len(tasks) == 1 else 240, 60, 20
-    below, total = top + line * len(arms), left + width * len(tasks) + 16
+    shown = [(row, rows) for rows in tasks.values() for row in rows if row.than_baseline]
+    names = {row.arm: b.title(row.arm, rows) for row, rows in shown}
+    ends = [abs(x) for row, _ in shown if row.verdict for d in [row.than_baseline[FIRST]] for x in (d.low, d.high)]
+    most = min(ceil(max([2 * b.MARGIN, *ends]) / 0.02) * 0.02, 0.2)
+    left, width, top, line = 14 + 7 * max(map(len, names.values())), 400 if len(tasks) == 1 else 220, 60, 20
+    below, total = top + line * len(names), left + width * len(tasks) + 16
+    at = {arm: top + line * i + 10 for i, arm in enumerate(names)}
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {below + 34}" width="{total}" '
-        f'font-family="sans-serif" font-size="12"><style>{STYLE}</style>',
+        f'font-family="sans-serif" font-size="13"><style>{STYLE}</style>',
         '<rect class="back" width="100%" height="100%"/>',
-        '<text x="12" y="22" font-size="14">pass@1 − DAPO, 95% intervals over seeds</text>',
-        *(f'<text x="12" y="{top + line * i + 14}">{escape(name)}</text>' for i, name in enumerate(names.values())),
+        '<text x="12" y="22" font-size="15">pass@1 − DAPO, 95% intervals over seeds; right is better</text>',
+        *(f'<text x="12" y="{at[arm] + 4}">{escape(name)}</text>' for arm, name in names.items()),
     ]
-    for column, (title, rows) in enumerate(tasks.items()):
+    for column, (task, rows) in enumerate(tasks.items()):
         zero, scale = left + width * (column + 0.5), (width / 2 - 26) / most
         parts += [
-            f'<text x="{zero}" y="46" text-anchor="middle">{title}</text>',
+            f'<text x="{zero}" y="46" text-anchor="middle">{b.TASKS[task].title}</text>',
             f'<rect class="band" x="{zero - b.MARGIN * scale:.1f}" y="{top}" width="{2 * b.MARGIN * scale:.1f}" '
             f'height="{below - top}"/><line class="axis" x1="{zero}" x2="{zero}" y1="{top}" y2="{below}"/>',
-            *(f'<text x="{zero + x * scale:.1f}" y="{below + 18}" text-anchor="middle">{x:+.3f}</text>'
-              for x in (-most, 0, most)),
+            *(f'<text x="{zero + x * most * scale:.1f}" y="{below + 18}" text-anchor="middle">{x * most:+.2f}</text>'
+              for x in (-1, -0.5, 0, 0.5, 1)),
         ]  # fmt: skip
-        for row in (row for row in rows if row.than_baseline):
-            d, y = row.than_baseline[b.SCORES[0]], top + line * arms.index(row.arm) + 10
+        for row in rows[1:]:
+            d, y = row.than_baseline[FIRST], at[row.arm]
             x, low, high = (zero + max(-most, min(most, v)) * scale for v in (d.value, d.low, d.high))
             drawn = f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y}" y2="{y}"/><circle cx="{x:.1f}" cy="{y}" r="4"/>'
             if abs(d.value) > most:
-                end = 'start">← {}' if d.value < 0 else 'end">{} →'
-                drawn = (
-                    f'<text stroke="none" x="{x:.1f}" y="{y + 4}" text-anchor="{end.format(f"{d.value:+.3f}")}</text>'
-                )
+                text = 'start">← {}' if d.value < 0 else 'end">{} →'
+                drawn = f'<text stroke="none" x="{x:.1f}" y="{y + 4}" text-anchor="{text.format(signed(d))}</text>'
             parts.append(f'<g class="{row.verdict or "plain"}" stroke-width="2">{drawn}</g>')
     return "\n".join([*parts, "</svg>"]) + "\n"

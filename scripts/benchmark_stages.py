@@ -8,6 +8,7 @@ from dew.compare import Result
 from dew.errors import ConfigError, Problem
 from dew.report import benchmark as b
 from dew.report.benchmark import Runs
+from dew.run.folder import RunFolder
 
 OWN = Path(__file__).resolve().with_name("random_rewards.py")
 FINALISTS = (b.BASELINE, "grpo", "dew", "gtpo", "grpo_s")
@@ -17,9 +18,6 @@ CONTROLLED = {"A": ("dew", "gtpo")}
 """By task, the rules whose control and placebo are trained in stage 3 in any case. The placebo of another rule follows
 if the rule is better than DAPO."""
 RANDOM = "random_rewards"
-FIRST_RATES = SCREEN_RATES = (4e-5, 8e-5)
-THIRD = {4e-5: 2e-5, 8e-5: 1.6e-4}
-"""The third rate of stage 1 on A, if this one is the better of the first two."""
 WIDE_RATES = (4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4)
 """Those of DAPO on B and C. The finalists have three around its best."""
 TUNED = {"B": "B-train", "C": "C-train"}
@@ -48,13 +46,13 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
         ]
     if stage == "stage1":
         means = b.rate_means(runs.get("stage1-A-train", ()))
-        done = {arm: of for arm, of in means.items() if of.keys() >= set(FIRST_RATES)}
-        third = {arm: THIRD[max(FIRST_RATES, key=of.__getitem__)] for arm, of in done.items()}
-        return [(arm, rate) for arm in b.ARMS for rate in (*FIRST_RATES, *([third[arm]] if arm in third else []))]
+        done = {arm: of for arm, of in means.items() if of.keys() >= set(b.RATES)}
+        third = {arm: b.THIRD[max(b.RATES, key=of.__getitem__)] for arm, of in done.items()}
+        return [(arm, rate) for arm in b.ARMS for rate in (*b.RATES, *([third[arm]] if arm in third else []))]
     if stage == "screen":
-        every = [(arm, rate) for arm in (b.BASELINE, *b.CANDIDATES) for rate in SCREEN_RATES]
+        every = [(arm, rate) for arm in (b.BASELINE, *b.CANDIDATES) for rate in b.RATES]
         best = {} if _unscreened(runs) else screened(runs)
-        return every + [(x, rate) for arm in best if (x := b.companions(arm)[1]) for rate in SCREEN_RATES]
+        return every + [(x, rate) for arm in best if (x := b.companions(arm)[1]) for rate in b.RATES]
     tuned = TUNED.get(task, "A-train")
     rates = chosen_rates(runs, tuned) | (screened(runs) if stage == "stage3" and task not in TUNED else {})
     arms = list(rates) if stage == "stage2" else finalists(runs)
@@ -84,21 +82,24 @@ def chosen_rates(runs: Runs, tuned: str = "A-train") -> dict[str, float]:
         if n := len(missing(stage, tuned, runs)):
             what = f"The learning rates are not known yet: {stage} on {tuned} lacks {n} runs."
             raise ConfigError(Problem(what, remedy=f"Run: python scripts/benchmark.py run {stage} {tuned}"))
-    found, start = b.rate_means(runs[f"stage1-{tuned}"]), start_of(tuned, runs)
+    found, start = b.rate_means(runs[f"stage1-{tuned}"]), start_of(tuned, runs, "stage1")
     staying = {arm: of for arm, of in found.items() if arm == b.BASELINE or max(of.values()) >= start}
     return {arm: max(of, key=of.__getitem__) for arm, of in staying.items()}
 
 
-def start_of(task: str, runs: Runs) -> float:
-    return fmean(r.scores["pass@1"] for r in runs[f"start-{task}"])
+def start_of(task: str, runs: Runs, stage: str = "start") -> float:
+    """pass@1 of the policy at the start, on the problems of a stage, which are the first of those of `start`."""
+    of = b.SETTINGS | b.STAGES[stage].settings
+    entries = [RunFolder(str(r.folder)).scores()[0] for r in runs[f"start-{task}"]]
+    return fmean(n / of["eval_k"] for x in entries for counts in x["solved"] for n in counts[: of["eval_problems"]])
 
 
 def by_seed(runs: Sequence[Result], score: str) -> dict[int, float]:
-    """The mean score of an arm over SCREEN_RATES, of the seeds that have both."""
+    """The mean score of an arm over RATES, of the seeds that have both."""
     of: dict[int, list[float]] = {}
     for r in runs:
         of.setdefault(r.seed, []).append(r.scores[score])
-    return {seed: fmean(x) for seed, x in of.items() if len(x) == len(SCREEN_RATES)}
+    return {seed: fmean(x) for seed, x in of.items() if len(x) == len(b.RATES)}
 
 
 def _unscreened(runs: Runs) -> list[str]:
@@ -115,7 +116,7 @@ def screened(runs: Runs) -> dict[str, float]:
     means = {arm: fmean(by_seed(of[arm], "pass@1").values()) for arm in b.CANDIDATES}
 
     def rate(arm: str) -> float:
-        return max(SCREEN_RATES, key=lambda x: fmean(r.scores["pass@1"] for r in of[arm] if r.learning_rate == x))
+        return max(b.RATES, key=lambda x: fmean(r.scores["pass@1"] for r in of[arm] if r.learning_rate == x))
 
     return {arm: rate(arm) for arm in sorted(means, key=lambda arm: -means[arm])[:SCREENED]}
 
@@ -135,7 +136,7 @@ def better(task: str, runs: Runs) -> list[str]:
     """The rules that are better than DAPO in stage 3, after Holm's correction, in an analysis of the plan."""
     rows = b.stage_rows("stage3", task, runs)
     found = {row.arm: row.than_baseline[b.SCORES[0]] for row in rows if row.verdict}
-    alpha = b.alpha_of("stage3", task, min(seeds_of(rows), default=0)) or 0
+    alpha = b.look("stage3", task, min(seeds_of(rows), default=0))[1] or 0
     return [arm for arm, d in found.items() if d.value > 0 and d.holm < alpha]
 
 

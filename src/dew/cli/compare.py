@@ -163,6 +163,9 @@ def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
 
 # ── dew lab ─────────────────────────────────────────────────────────────────────────────────────────────────
 QUICK_RATE = 2e-3
+ALONE = "Only your rows: the benchmark's runs have another model or task, or are not here (docs/results/benchmark)."
+BESIDE_OTHERS = """The p-values of your rows are corrected over them alone. The benchmark's runs started from a 4-bit
+file of the model, converted to bfloat16: unless yours did too, compare differences from DAPO, not pass@1."""
 TOO_FEW = "Two seeds cannot decide anything: this shows what a study looks like."
 
 
@@ -240,7 +243,9 @@ def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
 def _benchmark(
     rules: list[str], model: str | None, rates: list[float] | None, output: Path | None, quick: bool
 ) -> None:
-    """Run stage 1 of the benchmark to choose learning rates, unless one is given, then stage 2 on its first task."""
+    """Choose learning rates as in stage 1 of the benchmark, unless they are given or known; then train stage 2."""
+    import torch
+
     from dew.compare import verdicts
     from dew.engines.lab.arms import parse_arms
     from dew.engines.lab.study_settings import QUICK
@@ -249,24 +254,39 @@ def _benchmark(
     folder = output or Path("runs") / ("benchmark-quick" if quick else "benchmark-own")
     how: dict[str, Any] = {"say": out.print, **({"model": model} if model else {})}
     if quick:
+        rates = rates or [QUICK_RATE]
         how |= {"model": model or "tiny", "tasks": ["countdown"], "task_settings": {}, "seeds": 2, "settings": QUICK}
-    rates = rates or ([QUICK_RATE] if quick else list(benchmark.RATES))
-    arms = {x: parse_arms([x], rates, controls=False)[0].label for x in dict.fromkeys([benchmark.BASELINE, *rules])}
-    texts = list(arms)
-    if len(rates) > 1:
-        tried = benchmark.train("stage1", "A-train", texts, folder / "stage1", learning_rates=rates, **how)
-        best = {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried, how.get("seeds")).items()}
-        texts = [x if "@" in x else f"{x}@{best[label]:g}" for x, label in arms.items()]
-    found = benchmark.train("stage2", "A", texts, folder / "stage2", learning_rates=rates, controls=True, **how)
-    placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
-    alpha = benchmark.alpha_of("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
-    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
+    elif not torch.cuda.is_available():
+        out.print("There is no GPU, and on a CPU this takes days. --quick is a trial of minutes.")
+    known = not quick and Path(model or benchmark.QWEN).name == Path(benchmark.QWEN).name
     with TemporaryDirectory() as work:
-        others = [] if quick else benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)))
-    missing = "a trial has another model and task" if quick else "the benchmark's own runs are not installed"
-    note = f"Your rows are last{f', trained on {model}' * bool(model)}." if others else f"Only your rows: {missing}."
+        others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)) if known else {})
+    own_rate = f"@{rates[0]:g}" if rates and len(rates) == 1 else ""
+    rate = f"@{others[0].runs[0].learning_rate:g}" if others and not rates else own_rate
+    texts = [x if "@" in x else x + own_rate for x in rules if x != benchmark.BASELINE]
+    arms = {x: parse_arms([x], benchmark.RATES, controls=False)[0].label for x in [benchmark.BASELINE + rate, *texts]}
+    if len(set(arms.values())) < len(arms):
+        raise ConfigError(Problem("A rule is given twice.", remedy="Give each rule once, at one learning rate."))
+
+    def choose(points: list[str]) -> dict[str, float]:
+        tried = benchmark.train("stage1", "A-train", points, folder / "stage1", **how)
+        return {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried, how.get("seeds")).items()}
+
+    if tuned := [x for x in arms if "@" not in x]:
+        points = [f"{x}@{rate:g}" for x in tuned for rate in rates or benchmark.RATES]
+        best = choose(points)
+        if not rates:
+            best = choose([*points, *(f"{x}@{benchmark.THIRD[best[arms[x]]]:g}" for x in tuned)])
+        arms = {f"{x}@{best[label]:g}" if x in tuned else x: label for x, label in arms.items()}
+    found = benchmark.train("stage2", "A", list(arms), folder / "stage2", controls=True, **how)
+    placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
+    _, alpha = benchmark.look("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
+    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
-    text = "\n\n".join([*said, note, benchmark.table([*others, *own]), benchmark.ABOUT])
-    write_atomically(folder / "benchmark.md", f"{text}\n".encode())
-    show_markdown(text)
-    out.print(f"\n{folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}")
+    text = "\n\n".join([*said, BESIDE_OTHERS if others else ALONE, ""])
+    whole = f"{text}{benchmark.table([*others, *own])}\n\n{benchmark.ABOUT}\n"
+    write_atomically(folder / "benchmark.md", whole.encode())
+    show_markdown(text + benchmark.table(own))
+    out.print(
+        f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}"
+    )

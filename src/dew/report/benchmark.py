@@ -15,6 +15,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from numpy import format_float_scientific
+
 from dew.compare import Difference, Result, corrected, paired
 from dew.compare.statistics import SIGNIFICANT
 from dew.compare.verdicts import markdown_table, signed
@@ -38,7 +40,9 @@ CANDIDATES = (
 """Rules of the screening, under the lab's labels. Comparisons with unbounded weights have a lower bound on entropy."""
 IN_THE_LOSS = {arm: f"{arm}(placebo=True)" for arm in ("entropy_advantage", "kl_cov", "fipo")}
 """Rules that weight tokens in their loss, for which there is no placebo. Without one they cannot win."""
-RATES = (2e-5, 4e-5, 8e-5)
+RATES = (4e-5, 8e-5)
+THIRD = {4e-5: 2e-5, 8e-5: 1.6e-4}
+"""The third learning rate of stage 1 on A, if this one is the better of the first two."""
 MARGIN = 0.01
 INTERIM = (12, 0.005)
 """Seeds at the interim analysis of stage 3 on task A, and the alpha that it spends."""
@@ -171,8 +175,9 @@ class Row:
 def compare(
     runs: Sequence[Result], placebos: Mapping[str, str | None], *, final: bool = False, alpha: float | None = None
 ) -> list[Row]:
-    """Return a row for each arm, the baseline first. `placebos`: rule -> its placebo, or None; Holm's correction is
-    over these rules. `final`: whether a win is possible. `alpha`: None if no analysis is planned yet."""
+    """Return a row for each arm: the baseline, then the rules and then other arms by their difference from it.
+    `placebos`: rule -> its placebo, or None; Holm's correction is over these rules. `final`: whether a win is possible.
+    `alpha`: None if no analysis is planned yet."""
     of = by_arm(runs)
     rules, others = ([arm for arm in of if arm != BASELINE and (arm in placebos) == wanted] for wanted in (True, False))
 
@@ -185,7 +190,8 @@ def compare(
     found = [Row(BASELINE, of[BASELINE], {})] if BASELINE in of else []
     for family in (rules, others):
         than = {score: differences(score, dict.fromkeys(family, BASELINE)) for score in SCORES}
-        for arm in family:
+        order = {arm: -d.value for arm, d in than[SCORES[0]].items()}
+        for arm in sorted(family, key=lambda arm: order.get(arm, 1)):
             d = {score: than[score][arm] for score in SCORES if arm in than[score]}
             judged = arm in placebos and bool(d)
             word = _verdict(d[SCORES[0]], placebo.get(arm), bool(placebos[arm]), final, alpha) if judged else ""
@@ -205,32 +211,36 @@ def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, fi
     return "loss" if d.value < 0 and d.holm < alpha else "open"
 
 
-def alpha_of(stage: str, task: str, seeds: int) -> float | None:
-    """Return the alpha of the analysis after this many seeds, or None if none is planned."""
+def look(stage: str, task: str, seeds: int) -> tuple[int, float | None]:
+    """Return the seeds and the alpha of the last planned analysis that so many seeds allow; None before the first."""
     whole, (interim, spent) = STAGES[stage].seeds[task], INTERIM
     looks = {whole: SIGNIFICANT - spent, interim: spent} if (stage, task) == ("stage3", "A") else {whole: SIGNIFICANT}
-    return next((alpha for least, alpha in looks.items() if seeds >= least), None)
+    return next(((least, alpha) for least, alpha in looks.items() if seeds >= least), (whole, None))
 
 
 def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
-    """Return the rows of stage 2 or 3."""
+    """Return the rows of stage 2 or 3. Seeds beyond a planned analysis wait for the next one."""
     found = runs.get(f"{stage}-{task}", ())
     rules = [arm for arm in by_arm(found) if arm in (*ARMS, *CANDIDATES)]
     placebos = {arm: companions(arm)[1] or IN_THE_LOSS.get(arm) for arm in rules}
-    seeds = min((len(of) for arm, of in by_arm(found).items() if arm in rules), default=0)
-    return compare(found, placebos, final=stage == "stage3", alpha=alpha_of(stage, task, seeds))
+    have = min((len(of) for arm, of in by_arm(found).items() if arm in rules), default=0)
+    seeds, alpha = look(stage, task, have)
+    found = [r for r in found if r.seed < STAGES[stage].first_seed + seeds]
+    return compare(found, placebos, final=stage == "stage3", alpha=alpha)
 
 
 # ── table ───────────────────────────────────────────────────────────────────────────────────────────────────
-ABOUT = f"""Rules in the order of the plan; below them controls (the rule without weights), placebos (with permuted
-weights) and random rewards. pass@1 is the mean of the last evaluations. Differences are paired by seed, with 95%
-intervals of Student's t; p is Holm's, over the rules of the task. Verdicts are the plan's: the first of win, level
-(within ±{MARGIN}) and loss that applies. Entropy (nats), length (tokens), the share cut off and the KL per token from
-the start are means over the last sixth of training."""
-HEAD = (
-    "rule", "rate", "seeds", "pass@1", "− DAPO", "p", "− placebo", "p", "area − DAPO", "pass@4 − DAPO", "entropy",
-    "length", "cut off", "KL", "verdict",
-)  # fmt: skip
+ABOUT = f"""Rules by their difference from DAPO; below them controls (the rule without weights), placebos (the same
+weights on permuted tokens) and random rewards. pass@1 is the mean of the last evaluations. Differences are paired by
+seed, with 95% intervals of Student's t over seeds; p is corrected by Holm's method over the rules of the table. The
+verdict is the first of win, level (within ±{MARGIN}) and loss that applies, else open."""
+HEAD = ("rule", "rate", "seeds", "pass@1", "− DAPO", "p (Holm)", "− placebo", "p (placebo)", "verdict")
+MEANS = {"pass@1": ("pass@1", ".3f"), "entropy": ("entropy", ".3f"), "length": ("length", ".0f"),
+         "cut off": ("truncated", ".3f"), "KL": ("kl", ".4f")}  # fmt: skip
+
+
+def rate(x: float | None) -> str:
+    return format_float_scientific(x or 0, trim="-", exp_digits=1)
 
 
 def title(arm: str, rows: Sequence[Row]) -> str:
@@ -240,18 +250,18 @@ def title(arm: str, rows: Sequence[Row]) -> str:
     return ", ".join(of.get(arm, [arm]))
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], head: Sequence[str] = HEAD) -> str:
+    """Return a table in Markdown with those columns that have values."""
     lines = []
     for row in rows:
-        first, *others = (row.than_baseline.get(score) for score in SCORES)
-        shown = {"pass@1": ".3f", "entropy": ".3f", "length": ".0f", "truncated": ".3f", "kl": ".4f"}
-        means = {x: fmean(r.scores[x] for r in row.runs) for x in shown if all(x in r.scores for r in row.runs)}
-        score = {name: f"{means[name]:{how}}" if name in means else "" for name, how in shown.items()}
-        cells = [title(row.arm, rows), f"{row.runs[0].learning_rate:g}", str(len(row.runs)), score["pass@1"]]
-        for d in (first, row.than_placebo):
-            p = f"{d.holm:.3f}" if d and d.holm >= 0.0005 else "<0.001"
-            cells += [signed(d) if d else "", p if d and row.verdict else ""]
-        cells += [*(signed(d) if d else "" for d in others), *(score[name] for name in list(shown)[1:])]
-        lines.append([*cells, row.verdict])
-    columns = [i for i, _ in enumerate(HEAD) if any(line[i] for line in lines)]
-    return markdown_table([HEAD[i] for i in columns], [[line[i] for i in columns] for line in lines])
+        cells = {"rule": title(row.arm, rows), "rate": rate(row.runs[0].learning_rate), "seeds": str(len(row.runs))}
+        for d, name, p in ((row.than_baseline.get(SCORES[0]), *HEAD[4:6]), (row.than_placebo, *HEAD[6:8])):
+            if d:
+                cells |= {name: signed(d), p: (f"{d.holm:.3f}" if d.holm >= 0.0005 else "<0.001") * bool(row.verdict)}
+        cells |= {f"{score} − DAPO": signed(d) for score, d in row.than_baseline.items()}
+        for name, (score, how) in MEANS.items():
+            if all(score in r.scores for r in row.runs):
+                cells[name] = f"{fmean(r.scores[score] for r in row.runs):{how}}"
+        lines.append(cells | {"verdict": row.verdict})
+    columns = [name for name in head if any(line.get(name) for line in lines)]
+    return markdown_table(columns, [[line.get(name, "") for name in columns] for line in lines])
