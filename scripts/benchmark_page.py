@@ -91,7 +91,9 @@ def _against_dapo(rows: Rows, runs: Runs) -> dict[str, Any]:
     ahead, behind = ([f"{x} ({signed(d)})" for x, d in clear.items() if (d.value > 0) == y] for y in (True, False))
     best, pairs = next(iter(found.values())), min(d.pairs for d in found.values())
     total = fmean(variance(d.by_pair) for d in found.values()) ** 0.5
+    tried = sorted(b.rate_means(runs["stage1-A-train"])[b.BASELINE].items(), key=lambda at: -at[1])
     return {
+        "dapo_rates": " and ".join(f"{x:.3f} at {b.rate(rate)}" for rate, x in tried[:2]),
         "rules": len(found), "ahead": listed(ahead or ["none"]), "behind": listed(behind or ["none"]), "pairs": pairs,
         "best": f"{best.arm}, {signed(best)}", "start": start_of("A", runs, "stage2"), "needed": seeds_needed(total),
         **{arm: fmean(r.scores[FIRST] for r in of[arm].runs) for arm in (b.BASELINE, RANDOM)},
