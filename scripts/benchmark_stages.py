@@ -19,7 +19,7 @@ CONTROLLED = {"A": ("dew", "gtpo")}
 if the rule is better than DAPO."""
 RANDOM = "random_rewards"
 WIDE_RATES = (4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4)
-"""Those of DAPO on B and C. The finalists have three around its best."""
+"""Those of DAPO on B and C. The finalists have three around its best, and the next one if theirs is at the edge."""
 TUNED = {"B": "B-train", "C": "C-train"}
 """Where the learning rates for a task are chosen, if not on A-train."""
 SCREENED = 2
@@ -35,15 +35,7 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
     if stage == "replication":
         return [(arm, 4e-5) for arm in (b.BASELINE, "dew", str(b.companions("dew")[1]))]
     if stage == "stage1" and task in TUNED.values():
-        of = b.rate_means(runs.get(f"stage1-{task}", ())).get(b.BASELINE, {})
-        best = [max(WIDE_RATES, key=of.__getitem__)] if of.keys() >= set(WIDE_RATES) else []
-        try:
-            others = finalists(runs)[1:]
-        except ConfigError:  # not known yet: these are finalists in any case
-            others = list(FINALISTS[1:])
-        return [(b.BASELINE, rate) for rate in WIDE_RATES] + [
-            (x, r * f) for r in best for x in others for f in (0.5, 1, 2)
-        ]
+        return _own_rates(task, runs)
     if stage == "stage1":
         means = b.rate_means(runs.get("stage1-A-train", ()))
         done = {arm: of for arm, of in means.items() if of.keys() >= set(b.RATES)}
@@ -62,6 +54,23 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
         added |= {b.companions(arm)[1]: arm for arm in better(task, runs)}
         found |= {other: rates[arm] for other, arm in added.items() if other}
     return list((found | ({RANDOM: rates[b.BASELINE]} if task in b.STAGES[stage].random else {})).items())
+
+
+def _own_rates(task: str, runs: Runs) -> list[tuple[str, float]]:
+    """The arms and rates of stage 1 on a task that has rates of its own."""
+    means, every = b.rate_means(runs.get(f"stage1-{task}", ())), [(b.BASELINE, rate) for rate in WIDE_RATES]
+    if not means.get(b.BASELINE, {}).keys() >= set(WIDE_RATES):
+        return every
+    try:
+        others = finalists(runs)[1:]
+    except ConfigError:  # not known yet: these are finalists in any case
+        others = list(FINALISTS[1:])
+    best = max(WIDE_RATES, key=means[b.BASELINE].__getitem__)
+    for arm in others:
+        rates, of = [best / 2, best, best * 2], means.get(arm, {})
+        own = max(rates, key=of.__getitem__) if of.keys() >= set(rates) else best
+        every += [(arm, rate) for rate in [*rates, *[own * own / best] * (own != best)]]
+    return every
 
 
 def texts(points: Iterable[tuple[str, float]]) -> list[str]:

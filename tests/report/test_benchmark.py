@@ -106,13 +106,13 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert points.keys() - set(stages.finalists(runs)) == {*b.companions("dew"), *b.companions("gtpo")}
     assert points["dew(placebo=True)"] == 1.6e-4 and points["fipo"] == 8e-5
     plant(tmp_path, "start", "C-train", lambda *_: 0.2)
-    for _ in range(2):  # DAPO's rates on C, then three for the others
+    for _ in range(3):  # DAPO's rates on C, then three for the others, then one beyond dew's best, at the edge
         with pytest.raises(ConfigError, match="C-train lacks"):
             stages.points("stage3", "C", runs)
         runs = plant(
-            tmp_path, "stage1", "C-train", lambda arm, rate: 0.5 - 1000 * abs(rate - 3.2e-4 / (1 + (arm == "dew")))
+            tmp_path, "stage1", "C-train", lambda arm, rate: 0.5 - 1000 * abs(rate - 3.2e-4 / (1 + 3 * (arm == "dew")))
         )
-    rates = {arm: 3.2e-4 for arm in stages.finalists(runs)} | {"dew": 1.6e-4, stages.RANDOM: 3.2e-4}
+    rates = {arm: 3.2e-4 for arm in stages.finalists(runs)} | {"dew": 8e-5, stages.RANDOM: 3.2e-4}
     assert dict(stages.points("stage3", "C", runs)) == rates
     runs = plant(tmp_path, "stage3", "A", gain)
     assert {arm for arm, _, _ in stages.missing("stage3", "A", runs)} == {placebo}  # it is better than DAPO
