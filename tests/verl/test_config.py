@@ -121,6 +121,13 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({LOSS: "gspo"}, "loss_mode=dew"),
         ({"algorithm__adv_estimator": "grpo_s", LOSS: "grpo_s"}, "loss_mode=grpo_s"),
         ({f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"}, "loss_agg_mode=token-mean"),  # would be ignored
+        ({"algorithm__norm_adv_by_std_in_grpo": False}, "Set algorithm.norm_adv_by_std_in_grpo=True"),
+        ({"algorithm__adv_estimator": "dr_grpo", f"{ACTOR}loss_scale_factor": 99}, "loss_scale_factor=4096"),
+        ({"algorithm__adv_estimator": "sapo", f"{ACTOR}tau_pos": 2.0}, "tau_pos=1.0"),
+        ({"algorithm__gtpo": {"alpha2": 0.2}}, "algorithm.gtpo is not read. Write +algorithm.dew."),
+        ({"algorithm__alpha2": 0.2}, "algorithm.alpha2 is not read"),
+        ({"algorithm__dwe": {"alpha2": 0.2}}, "algorithm.dwe is not read"),
+        ({"custom_reward_function": {"path": "mine.py", "name": None}}, "custom_reward_function.path: this release"),
         ({"distillation": {"enabled": True}}, "distillation"),
         ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
         (IN_BF16, "entropy_from_logits_with_chunking=True"),
@@ -141,6 +148,8 @@ def test_refused(changes, message):
         {"algorithm__adv_estimator": "grpo_s", f"{ACTOR}loss_agg_mode": "seq-mean-token-mean", LOSS: "dew"},
         {**IN_BF16, f"{MODEL}use_fused_kernels": True},
         {**IN_BF16, **EXACT},
+        {"algorithm__adv_estimator": "dr_grpo", "algorithm__norm_adv_by_std_in_grpo": False},
+        {"algorithm__adv_estimator": "sapo", "algorithm__dew": {"tau_pos": 2.0}, f"{ACTOR}tau_pos": 2.0},
         {**IN_BF16, f"{ACTOR}strategy": "megatron"},  # not FSDP's arithmetic
         *[{"trainer__v1__trainer_mode": mode} for mode in MODES],
     ],

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
-from dew.errors import ConfigError, DewError, EngineError, Problem, unknown
+from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
+from dew.run.config import flat
 from dew.run.folder import RunFolder
 from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
 
@@ -34,6 +35,8 @@ SET_BY_VERL = {
     "max_tokens": "Set data.max_response_length.",
 }
 """Algorithm settings for which verl has keys of its own."""
+VERLS_COV = {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0}
+"""verl's settings of Clip-Cov, and their defaults."""
 OLD_TRAINER = "python -m verl.trainer.main_ppo trainer.use_v1=False"
 NO_SUM_SQ = ("optimal_token_baseline", "tir_optimal_token_baseline")
 """verl's estimators that need Σπ², which only its old trainer computes."""
@@ -162,6 +165,7 @@ def check(config: Any, *, estimators: Collection[str] = (), losses: Collection[s
     try:
         algorithm = read_algorithm(config)
         problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators, losses)
+        problems += _unread_keys(config, algorithm)
         read_run_settings(config)
     except DewError as error:
         problems += error.problems
@@ -180,14 +184,36 @@ def _mode_problems(config: Any) -> list[Problem]:
     return [] if mode in MODES else [unknown(f"trainer.v1.trainer_mode={mode} is not known.", mode, MODES)]
 
 
+def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
+    """Find settings of dew outside its sections, and keys whose names verl has changed: nothing reads them."""
+    found, ours = [], ("dew", "dew_run")
+    settings = {*algorithm_classes(), *(field.name for field in fields(algorithm))}
+    for key in read(config, "algorithm", {}):
+        if key not in ours and (key in settings or did_you_mean(key, ours)):
+            found.append(Problem(f"algorithm.{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE."))
+    sections = {name: plain(read(config, name, {})) for name in ("reward_model", "custom_reward_function")}
+    if old := [key for key, value in flat(sections).items() if value not in (None, {})]:
+        remedy = "Write e.g. reward.custom_reward_function.path, reward.reward_manager.name, reward.reward_kwargs."
+        found.append(Problem(f"{', '.join(old)}: this release of verl does not read these keys.", remedy=remedy))
+    return found
+
+
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Find settings that would be ignored, or that would change the algorithm."""
-    name, found = algorithm.name, []
-    aggregation = f"{ACTOR}.loss_agg_mode"
-    ours = {LOSS_MODE: ("vanilla", DEW_LOSS), aggregation: ("token-mean", reduction(algorithm)[aggregation])}
-    for key, allowed in ours.items():
-        if (mode := str(read(config, key, allowed[0]))) not in allowed:
-            found.append(Problem(f"{key}={mode}: {name} has its own loss.", remedy=f"Set {key}={allowed[1]}."))
+    name, found, ours = algorithm.name, [], reduction(algorithm)
+    policy, aggregation, norm = f"{ACTOR}.policy_loss", f"{ACTOR}.loss_agg_mode", "algorithm.norm_adv_by_std_in_grpo"
+    unread: dict[str, tuple[Any, Any]] = {  # verl's key -> its default, and the value with the same effect
+        LOSS_MODE: ("vanilla", DEW_LOSS),
+        aggregation: ("token-mean", ours[aggregation]),
+        f"{ACTOR}.loss_scale_factor": (None, ours.get(f"{ACTOR}.loss_scale_factor")),
+        norm: (True, algorithm.scale),
+        **{f"{ACTOR}.{key}": (x, getattr(algorithm, key)) for key, x in (("tau_pos", 1.0), ("tau_neg", 1.05))},
+        **{f"{policy}.{key}": (x, x) for key, x in VERLS_COV.items()},
+    }
+    for key, allowed in unread.items():
+        if (given := read(config, key, allowed[0])) not in allowed:
+            remedy = f"Set {key}={allowed[1]}; settings of {name} are +algorithm.dew.NAME=VALUE."
+            found.append(Problem(f"{key}={given}: {name} has its own credit and loss.", remedy=remedy))
     if read(config, f"{ROLLOUT}.n") == 1:  # the default of verl
         found.append(Problem(f"{ROLLOUT}.n=1: answers to the same prompt are compared.", remedy="Use at least 2."))
     key, metric = "algorithm.filter_groups.metric", read(config, "algorithm.filter_groups.metric")
