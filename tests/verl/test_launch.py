@@ -188,6 +188,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"lr_scheduler_type": "cosine"}, "optim.lr_scheduler_type"),
         ({"loss_type": "dr_grpo"}, "no algorithm is named. Name it"),
         ({"lora_alpha": 16}, "lora_alpha=16 is not translated"),
+        ({"max_grad_norm": 0}, "max_grad_norm=0 is not translated"),  # no clipping
+        ({"vllm_importance_sampling_correction": False}, "Write verl: {algorithm.rollout_correction.rollout_is: ...}"),
         ({"task": "missing.jsonl", "task_settings": {"prompt": "prompt"}}, "missing.jsonl"),
         ({"max_steps": None, "num_train_epochs": 1.5}, "num_train_epochs=1.5"),
         ({"save_steps": 0.1}, "save_steps=0.1"),

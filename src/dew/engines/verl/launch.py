@@ -122,7 +122,7 @@ class Translation:
                 self.problem(f"{key}={self.given[key]}, but no algorithm is named.", "Name it with `algorithm:`.")
         for name, setting in SETTINGS.items():
             value, key = self.given.get(name), setting.verl
-            if setting.same is not None and value and value not in setting.same and key not in self.own:
+            if setting.same is not None and value not in (None, *setting.same) and key not in self.own:
                 self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
         self.max_tokens = self.count("data.max_response_length", self.count("max_completion_length"))
 
