@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
+from dew.algorithms.base import wrong_types
 from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
 from dew.run.config import flat
 from dew.run.folder import RunFolder
@@ -35,11 +36,6 @@ SET_BY_VERL = {
     "max_tokens": "Set data.max_response_length.",
 }
 """Algorithm settings for which verl has keys of its own."""
-VERLS_COV = {"clip_cov_ratio": 0.0002, "clip_cov_lb": 1.0, "clip_cov_ub": 5.0}
-"""verl's settings of Clip-Cov, and their defaults."""
-OLD_TRAINER = "python -m verl.trainer.main_ppo trainer.use_v1=False"
-NO_SUM_SQ = ("optimal_token_baseline", "tir_optimal_token_baseline")
-"""verl's estimators that need Σπ², which only its old trainer computes."""
 
 
 @dataclass(frozen=True)
@@ -126,11 +122,10 @@ def read_run_settings(config: Any) -> RunSettings | None:
     except (KeyError, TypeError):  # no folder, or an unknown name
         remedy = "Its settings are folder (required), records_every, records_groups and records_keep."
         raise ConfigError(Problem(f"algorithm.dew_run={given}.", remedy=remedy)) from None
-    numbers = {name: value for name, value in vars(settings).items() if name != "folder"}
-    wrong = [Problem(f"{name}={value!r}: expected int.") for name, value in numbers.items() if type(value) is not int]
-    wrong += filter(None, (SETTINGS[name].problem(name, value) for name, value in numbers.items()))
-    if wrong:
-        raise ConfigError(wrong)
+    wrong: list[str | Problem | None] = [*wrong_types(settings)]
+    wrong += [SETTINGS[name].problem(name, value) for name, value in vars(settings).items() if name != "folder"]
+    if any(wrong):
+        raise ConfigError(filter(None, wrong))
     return settings
 
 
@@ -186,11 +181,10 @@ def _mode_problems(config: Any) -> list[Problem]:
 
 def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Find settings of dew outside its sections, and keys whose names verl has changed: nothing reads them."""
-    found, ours = [], ("dew", "dew_run")
-    settings = {*algorithm_classes(), *(field.name for field in fields(algorithm))}
-    for key in read(config, "algorithm", {}):
-        if key not in ours and (key in settings or did_you_mean(key, ours)):
-            found.append(Problem(f"algorithm.{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE."))
+    ours, settings = ("dew", "dew_run"), {*algorithm_classes(), *(field.name for field in fields(algorithm))}
+    given = [key for key in read(config, "algorithm") if key not in ours]
+    wrong = [f"algorithm.{key}" for key in given if key in settings or did_you_mean(key, ours)]
+    found = [Problem(f"{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE.") for key in wrong]
     sections = {name: plain(read(config, name, {})) for name in ("reward_model", "custom_reward_function")}
     if old := [key for key, value in flat(sections).items() if value not in (None, {})]:
         remedy = "Write e.g. reward.custom_reward_function.path, reward.reward_manager.name, reward.reward_kwargs."
@@ -200,15 +194,12 @@ def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
 
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Find settings that would be ignored, or that would change the algorithm."""
-    name, found, ours = algorithm.name, [], reduction(algorithm)
-    policy, aggregation, norm = f"{ACTOR}.policy_loss", f"{ACTOR}.loss_agg_mode", "algorithm.norm_adv_by_std_in_grpo"
-    unread: dict[str, tuple[Any, Any]] = {  # verl's key -> its default, and the value with the same effect
+    name, found, ours, divisor = algorithm.name, [], reduction(algorithm), f"{ACTOR}.loss_scale_factor"
+    unread: dict[str, tuple[Any, Any]] = {  # verl's key -> its default, and the value that describes the algorithm
         LOSS_MODE: ("vanilla", DEW_LOSS),
-        aggregation: ("token-mean", ours[aggregation]),
-        f"{ACTOR}.loss_scale_factor": (None, ours.get(f"{ACTOR}.loss_scale_factor")),
-        norm: (True, algorithm.scale),
-        **{f"{ACTOR}.{key}": (x, getattr(algorithm, key)) for key, x in (("tau_pos", 1.0), ("tau_neg", 1.05))},
-        **{f"{policy}.{key}": (x, x) for key, x in VERLS_COV.items()},
+        f"{ACTOR}.loss_agg_mode": ("token-mean", ours[f"{ACTOR}.loss_agg_mode"]),
+        divisor: (None, ours.get(divisor)),
+        "algorithm.norm_adv_by_std_in_grpo": (True, algorithm.scale),
     }
     for key, allowed in unread.items():
         if (given := read(config, key, allowed[0])) not in allowed:
@@ -262,9 +253,10 @@ def _stock_problems(config: Any, name: str, estimators: Collection[str], losses:
         found.append(only_on_trl(name))
     elif estimators and name not in estimators:
         found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, [*estimators]))
-    if name in NO_SUM_SQ:
-        what = f"algorithm.adv_estimator={name} needs Σπ², which the trainer that dew extends does not compute."
-        found.append(Problem(what, remedy=f"Train without dew: {OLD_TRAINER}."))
+    if name.endswith("optimal_token_baseline"):
+        what = f"algorithm.adv_estimator={name} needs Σπ², which only verl's old trainer computes."
+        old = "python -m verl.trainer.main_ppo trainer.use_v1=False"
+        found.append(Problem(what, remedy=f"Train without dew: {old}."))
     if read(config, "algorithm.dew"):
         found.append(Problem(f"algorithm.dew.* are settings of dew's estimators; algorithm.adv_estimator is {name}."))
     if losses and (mode := str(read(config, LOSS_MODE))) not in losses:
