@@ -356,8 +356,12 @@ def test_preflight_lists_every_invalid_setting():
 def test_preflight_counts_gpus():
     wanted = prepare(small(verl={"trainer.n_gpus_per_node": 8}))
     assert check_gpus(wanted, [{}] * 8).status == "ok"
-    few = check_gpus(wanted, [{}] * 4)
-    assert few.status == "warning" and "this machine has 4" in few.says and "n_gpus_per_node=4" in few.remedy
+    few, many = (check_gpus(wanted, [{}] * n) for n in (4, 16))  # many: the others would be idle
+    assert (
+        few.status == many.status == "warning"
+        and "this machine has 4" in few.says
+        and "n_gpus_per_node=4" in few.remedy
+    )
 
 
 # ---- data --------------------------------------------------------------------------------------
