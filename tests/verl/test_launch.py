@@ -68,6 +68,7 @@ def test_optimizer_steps_become_steps():
     own = prepare(read_run(path, {"max_steps": None, "verl": {"trainer.total_training_steps": 500}}))
     assert own["trainer.total_epochs"] == 500, "verl would stop after TRL's three epochs"
     odd = prepare(read_run(path, {"max_steps": 241}))
+    assert "the learning rate is constant" in prepare(small(lr_scheduler_type=None)).notes[-1]
     assert odd["trainer.total_training_steps"] == 61 and "241 optimizer steps become 61" in odd.notes[-1]
 
 

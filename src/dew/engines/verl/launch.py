@@ -242,6 +242,8 @@ class Translation:
                 steps = found[setting.verl] = math.ceil(value / per_step)
                 if value % per_step:
                     self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+        if not self.given.get(name := "lr_scheduler_type") and SETTINGS[name].verl not in self.own:
+            self.notes.append(f"the learning rate is constant; TRL's default for {name} is linear")
         total = self.own.get("trainer.total_training_steps") or found.get("trainer.total_training_steps")
         found["trainer.total_epochs"] = total or self.count("num_train_epochs")  # an epoch has at least one step
         if scoring := self.run.scores:
