@@ -61,7 +61,7 @@ SAME = [
     (r"\boxed{0.5}", r"\sin(\pi/6)"), (r"\boxed{3.141593}", r"\pi"), (r"\boxed{2516_8}", "2516_{8}"),
     ("1010", "1010_2"), (r"\boxed{i(2-i)}", "1+2i"), (r"\boxed{e^{i\pi}}", "-1"), (r"\boxed{10^-2}", "0.01"),
     ("0.01", "10^-2"), ("\\boxed{1\u2003000}", "1000"), ("\\boxed{x\u2003+\u20031}", "x+1"), (r"\boxed{∛8}", "2"),
-    ("∜16", "2"), ("√16", "4"),
+    ("∜16", "2"), ("√16", "4"), (r"\boxed{sqrt(sqrt(sqrt(sqrt(sqrt(2^32)))))}", "2"),
     # choices
     ("It is D, not A.", "D"), ("The answer isn't A but C.", "C"), ("A, because B, C and D are wrong", "A"),
     # decoration

@@ -121,6 +121,12 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({LOSS: "gspo"}, "loss_mode=dew"),
         ({"algorithm__adv_estimator": "grpo_s", LOSS: "grpo_s"}, "loss_mode=grpo_s"),
         ({f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"}, "loss_agg_mode=token-mean"),  # would be ignored
+        ({"algorithm__norm_adv_by_std_in_grpo": False}, "Set algorithm.norm_adv_by_std_in_grpo=True"),
+        ({"algorithm__adv_estimator": "dr_grpo", f"{ACTOR}loss_scale_factor": 99}, "loss_scale_factor=4096"),
+        ({"algorithm__gtpo": {"alpha2": 0.2}}, "algorithm.gtpo is not read. Write +algorithm.dew."),
+        ({"algorithm__alpha2": 0.2}, "algorithm.alpha2 is not read"),
+        ({"algorithm__dwe": {"alpha2": 0.2}}, "algorithm.dwe is not read"),
+        ({"custom_reward_function": {"path": "mine.py", "name": None}}, "custom_reward_function.path: this release"),
         ({"distillation": {"enabled": True}}, "distillation"),
         ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
         (IN_BF16, "entropy_from_logits_with_chunking=True"),
@@ -141,6 +147,7 @@ def test_refused(changes, message):
         {"algorithm__adv_estimator": "grpo_s", f"{ACTOR}loss_agg_mode": "seq-mean-token-mean", LOSS: "dew"},
         {**IN_BF16, f"{MODEL}use_fused_kernels": True},
         {**IN_BF16, **EXACT},
+        {"algorithm__adv_estimator": "dr_grpo", "algorithm__norm_adv_by_std_in_grpo": False},
         {**IN_BF16, f"{ACTOR}strategy": "megatron"},  # not FSDP's arithmetic
         *[{"trainer__v1__trainer_mode": mode} for mode in MODES],
     ],
@@ -167,5 +174,5 @@ def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkey
     "given", [{"records_every": 5}, {"folder": "a", "x": 5}, *[{"folder": "a", "records_groups": n} for n in (0, "4")]]
 )
 def test_run_settings_that_cannot_work(given):
-    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0|records_groups='4': expected int"):
+    with pytest.raises(ConfigError, match=r"dew_run|records_groups=0|records_groups='4' is not"):
         read_run_settings(verl(algorithm__dew_run=given))

@@ -68,6 +68,7 @@ def test_optimizer_steps_become_steps():
     own = prepare(read_run(path, {"max_steps": None, "verl": {"trainer.total_training_steps": 500}}))
     assert own["trainer.total_epochs"] == 500, "verl would stop after TRL's three epochs"
     odd = prepare(read_run(path, {"max_steps": 241}))
+    assert "the learning rate is constant" in prepare(small(lr_scheduler_type=None)).notes[-1]
     assert odd["trainer.total_training_steps"] == 61 and "241 optimizer steps become 61" in odd.notes[-1]
 
 
@@ -188,6 +189,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"lr_scheduler_type": "cosine"}, "optim.lr_scheduler_type"),
         ({"loss_type": "dr_grpo"}, "no algorithm is named. Name it"),
         ({"lora_alpha": 16}, "lora_alpha=16 is not translated"),
+        ({"max_grad_norm": 0}, "max_grad_norm=0 is not translated"),  # no clipping
+        ({"vllm_importance_sampling_correction": False}, "Write verl: {algorithm.rollout_correction.rollout_is: ...}"),
         ({"task": "missing.jsonl", "task_settings": {"prompt": "prompt"}}, "missing.jsonl"),
         ({"max_steps": None, "num_train_epochs": 1.5}, "num_train_epochs=1.5"),
         ({"save_steps": 0.1}, "save_steps=0.1"),
@@ -354,8 +357,12 @@ def test_preflight_lists_every_invalid_setting():
 def test_preflight_counts_gpus():
     wanted = prepare(small(verl={"trainer.n_gpus_per_node": 8}))
     assert check_gpus(wanted, [{}] * 8).status == "ok"
-    few = check_gpus(wanted, [{}] * 4)
-    assert few.status == "warning" and "this machine has 4" in few.says and "n_gpus_per_node=4" in few.remedy
+    few, many = (check_gpus(wanted, [{}] * n) for n in (4, 16))  # many: the others would be idle
+    assert (
+        few.status == many.status == "warning"
+        and "this machine has 4" in few.says
+        and "n_gpus_per_node=4" in few.remedy
+    )
 
 
 # ---- data --------------------------------------------------------------------------------------

@@ -64,12 +64,12 @@ def test_dropped_groups_count_in_the_accuracy():
     parts = [(4, batch_numbers(found, TRUNCATED, 0.5))]
     metrics = {
         "training/filter_groups/evicted_samples": 3,
-        "_dapo_filtered_reward_counts": {1.0: 1, 0.0: 2},
+        "_dapo_filtered_reward_counts": {0.3: 1, 0.0: 2},  # with a threshold of 0.2
         "actor/grad_norm": 0.5,
         "actor/dew/clip/high": 0.1,
         "val-core/countdown/acc/mean@1": 0.3,
     }
-    numbers = step_numbers(parts, metrics, {"gen": 4.0, "adv": 0.5})
+    numbers = step_numbers(parts, metrics, {"gen": 4.0, "adv": 0.5}, 0.2)
     assert numbers["accuracy"] == pytest.approx(0.3)
     assert (numbers["groups/sampled"], numbers["groups/dropped"], numbers["groups/mixed_share"]) == (5, 3, 0.2)
     assert (numbers["grad_norm"], numbers["clip/high"], numbers["eval/countdown/acc/mean@1"]) == (0.5, 0.1, 0.3)
@@ -81,7 +81,7 @@ def test_the_batches_of_a_step_are_weighted_by_their_answers():
         (1, {"reward": 1.0, "length/max": 3.0, "tokens": 3.0}),
         (3, {"reward": 0.0, "length/max": 9.0, "tokens": 9.0}),
     ]
-    numbers = step_numbers(parts, {}, {"gen": 1.0})
+    numbers = step_numbers(parts, {}, {"gen": 1.0}, 0.5)
     assert (numbers["reward"], numbers["length/max"], numbers["tokens_per_second"]) == (0.25, 9.0, 12.0)
 
 

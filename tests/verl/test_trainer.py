@@ -147,6 +147,8 @@ def test_without_acc_the_raw_reward_decides(step):
     charged = step(infos=({}, {}, {}, {}), raw=1.6)
     assert (charged[0, :2] > 0).all() and not torch.equal(charged, step())
     assert not step(infos=({}, {}, {}, {}), raw=0.2).any()  # all wrong: a group of one outcome
+    scores = [{"score": info["score"]} for info in (RIGHT, WRONG, WRONG, RIGHT)]  # before a penalty for length
+    assert torch.equal(step(infos=scores, raw=0.2), step(raw=0.2)) and step(infos=scores, raw=0.2).any()
 
 
 def test_a_trainer_that_does_not_call_the_estimator(step, monkeypatch):

@@ -45,7 +45,7 @@ def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else recipe_file(str(config), "config file or recipe"))
     if "actor_rollout_ref" in run.settings:
-        start = "python -m dew.engines.verl.main --config-path FOLDER --config-name NAME"
+        start = "python -m dew.engines.verl.main --config-dir FOLDER --config-name NAME"
         what = f"{run.source} is a configuration of verl itself."
         raise ConfigError(Problem(what, remedy=f"Start it with `{start}` (docs/verl.md)."))
     settings, typed = parse_flags(words)

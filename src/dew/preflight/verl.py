@@ -39,7 +39,7 @@ def check_gpus(launch: Launch, found: Sequence[dict[str, Any]]) -> Check:
     n, nodes, wanted = len(found), launch["trainer.nnodes"], launch["trainer.n_gpus_per_node"]
     says = f"The run asks for {nodes} x {wanted} GPUs; this machine has {n}."
     remedy = f"Run it on a node of the cluster, or set trainer.n_gpus_per_node={n}." if n else "Run it on the cluster."
-    return graded("gpus", says, remedy, warn=n < wanted)
+    return graded("gpus", says, remedy, warn=n != wanted)
 
 
 def check_data(launch: Launch) -> list[Check]:

@@ -209,8 +209,10 @@ _LETTER_UNIT = re.compile(
 )
 """`\\text{ m}^2` after a number, a bracket or π."""
 _MINUS_POWER = re.compile(r"\^\s*(-\s*(?:\d+|[a-zA-Z]))")
-_INNER = r"\((?:[^()]|\([^()]*\))*\)"
-_ROOT = re.compile(rf"(?:([√∛∜])|\\?(?<![A-Za-z])sqrt(\[\w\])?)\s*(\d+(?:\.\d+)?|\((?:[^()]|{_INNER})*\)|{_SYMBOL})")
+_INNER = r"\([^()]*+\)"
+for _ in range(8):  # brackets within brackets
+    _INNER = rf"\((?:[^()]|{_INNER})*+\)"
+_ROOT = re.compile(rf"(?:([√∛∜])|\\?(?<![A-Za-z])sqrt(\[\w\])?)\s*(\d+(?:\.\d+)?|{_INNER}|{_SYMBOL})")
 """√12, and `\\sqrt12` and `\\sqrt\\frac23`, which math-verify reads as √1 · 2 and 2/3."""
 _DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 _NAMES = re.compile(

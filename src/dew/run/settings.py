@@ -15,6 +15,7 @@ from typing import Any
 from dew.errors import ConfigError, Problem, did_you_mean
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
+CORRECTION = "algorithm.rollout_correction.rollout_is"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ SETTINGS = {
     "top_k": Setting(default=0),
     "vllm_tensor_parallel_size": Setting(default=1),
     "vllm_gpu_memory_utilization": Setting(f"{ROLLOUT}.gpu_memory_utilization"),
+    "vllm_importance_sampling_correction": Setting(CORRECTION, same=(True,)),
+    "vllm_importance_sampling_mode": Setting(CORRECTION, same=("sequence_mask",)),
+    "vllm_importance_sampling_clip_max": Setting(f"{CORRECTION}_threshold", same=(3.0,)),
+    "vllm_importance_sampling_clip_min": Setting(f"{CORRECTION}_threshold", same=()),
     # batches
     "per_device_train_batch_size": Setting(default=8),
     "gradient_accumulation_steps": Setting(default=1),
@@ -69,6 +74,8 @@ SETTINGS = {
     "learning_rate": Setting(f"{ACTOR}.optim.lr", 1.0e-6, least=0),
     "lr_scheduler_type": Setting(f"{ACTOR}.optim.lr_scheduler_type", same=("constant", "constant_with_warmup")),
     "weight_decay": Setting(f"{ACTOR}.optim.weight_decay", same=(0.0,), least=0),
+    "adam_beta1": Setting(f"{ACTOR}.optim.betas", same=(0.9,)),
+    "adam_beta2": Setting(f"{ACTOR}.optim.betas", same=(0.999,)),
     "max_grad_norm": Setting(f"{ACTOR}.optim.clip_grad", same=(1.0,)),
     "seed": Setting("data.seed", 42),
     # length of the run
@@ -84,8 +91,8 @@ SETTINGS = {
     "records_groups": Setting("+algorithm.dew_run.records_groups", 4, least=1),
     "records_keep": Setting("+algorithm.dew_run.records_keep", 400, least=0),
     # rewards and adapters
-    "reward_funcs": Setting("reward.custom_reward_function.path", same=()),
-    "use_peft": Setting(f"{MODEL}.lora_rank", same=()),
+    "reward_funcs": Setting("reward.custom_reward_function.path", same=([],)),
+    "use_peft": Setting(f"{MODEL}.lora_rank", same=(False,)),
     "lora_r": Setting(f"{MODEL}.lora_rank", same=()),
     "lora_alpha": Setting(f"{MODEL}.lora_alpha", same=()),
     "lora_target_modules": Setting(f"{MODEL}.target_modules", same=()),

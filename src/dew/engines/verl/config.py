@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
-from dew.errors import ConfigError, DewError, EngineError, Problem, unknown
+from dew.algorithms.base import wrong_types
+from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
+from dew.run.config import flat
 from dew.run.folder import RunFolder
 from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
 
@@ -34,9 +36,6 @@ SET_BY_VERL = {
     "max_tokens": "Set data.max_response_length.",
 }
 """Algorithm settings for which verl has keys of its own."""
-OLD_TRAINER = "python -m verl.trainer.main_ppo trainer.use_v1=False"
-NO_SUM_SQ = ("optimal_token_baseline", "tir_optimal_token_baseline")
-"""verl's estimators that need Σπ², which only its old trainer computes."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,10 @@ def read_run_settings(config: Any) -> RunSettings | None:
     except (KeyError, TypeError):  # no folder, or an unknown name
         remedy = "Its settings are folder (required), records_every, records_groups and records_keep."
         raise ConfigError(Problem(f"algorithm.dew_run={given}.", remedy=remedy)) from None
-    numbers = {name: value for name, value in vars(settings).items() if name != "folder"}
-    wrong = [Problem(f"{name}={value!r}: expected int.") for name, value in numbers.items() if type(value) is not int]
-    wrong += filter(None, (SETTINGS[name].problem(name, value) for name, value in numbers.items()))
-    if wrong:
-        raise ConfigError(wrong)
+    wrong: list[str | Problem | None] = [*wrong_types(settings)]
+    wrong += [SETTINGS[name].problem(name, value) for name, value in vars(settings).items() if name != "folder"]
+    if any(wrong):
+        raise ConfigError(filter(None, wrong))
     return settings
 
 
@@ -162,6 +160,7 @@ def check(config: Any, *, estimators: Collection[str] = (), losses: Collection[s
     try:
         algorithm = read_algorithm(config)
         problems += _loss_problems(config, algorithm) if credits else _stock_problems(config, name, estimators, losses)
+        problems += _unread_keys(config, algorithm)
         read_run_settings(config)
     except DewError as error:
         problems += error.problems
@@ -180,14 +179,32 @@ def _mode_problems(config: Any) -> list[Problem]:
     return [] if mode in MODES else [unknown(f"trainer.v1.trainer_mode={mode} is not known.", mode, MODES)]
 
 
+def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
+    """Find settings of dew outside its sections, and keys whose names verl has changed: nothing reads them."""
+    ours, settings = ("dew", "dew_run"), {*algorithm_classes(), *(field.name for field in fields(algorithm))}
+    given = [key for key in read(config, "algorithm") if key not in ours]
+    wrong = [f"algorithm.{key}" for key in given if key in settings or did_you_mean(key, ours)]
+    found = [Problem(f"{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE.") for key in wrong]
+    sections = {name: plain(read(config, name, {})) for name in ("reward_model", "custom_reward_function")}
+    if old := [key for key, value in flat(sections).items() if value not in (None, {})]:
+        remedy = "Write e.g. reward.custom_reward_function.path, reward.reward_manager.name, reward.reward_kwargs."
+        found.append(Problem(f"{', '.join(old)}: this release of verl does not read these keys.", remedy=remedy))
+    return found
+
+
 def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Find settings that would be ignored, or that would change the algorithm."""
-    name, found = algorithm.name, []
-    aggregation = f"{ACTOR}.loss_agg_mode"
-    ours = {LOSS_MODE: ("vanilla", DEW_LOSS), aggregation: ("token-mean", reduction(algorithm)[aggregation])}
-    for key, allowed in ours.items():
-        if (mode := str(read(config, key, allowed[0]))) not in allowed:
-            found.append(Problem(f"{key}={mode}: {name} has its own loss.", remedy=f"Set {key}={allowed[1]}."))
+    name, found, ours, divisor = algorithm.name, [], reduction(algorithm), f"{ACTOR}.loss_scale_factor"
+    unread: dict[str, tuple[Any, Any]] = {  # verl's key -> its default, and the value that describes the algorithm
+        LOSS_MODE: ("vanilla", DEW_LOSS),
+        f"{ACTOR}.loss_agg_mode": ("token-mean", ours[f"{ACTOR}.loss_agg_mode"]),
+        divisor: (None, ours.get(divisor)),
+        "algorithm.norm_adv_by_std_in_grpo": (True, algorithm.scale),
+    }
+    for key, allowed in unread.items():
+        if (given := read(config, key, allowed[0])) not in allowed:
+            remedy = f"Set {key}={allowed[1]}; settings of {name} are +algorithm.dew.NAME=VALUE."
+            found.append(Problem(f"{key}={given}: {name} has its own credit and loss.", remedy=remedy))
     if read(config, f"{ROLLOUT}.n") == 1:  # the default of verl
         found.append(Problem(f"{ROLLOUT}.n=1: answers to the same prompt are compared.", remedy="Use at least 2."))
     key, metric = "algorithm.filter_groups.metric", read(config, "algorithm.filter_groups.metric")
@@ -236,9 +253,10 @@ def _stock_problems(config: Any, name: str, estimators: Collection[str], losses:
         found.append(only_on_trl(name))
     elif estimators and name not in estimators:
         found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, [*estimators]))
-    if name in NO_SUM_SQ:
-        what = f"algorithm.adv_estimator={name} needs Σπ², which the trainer that dew extends does not compute."
-        found.append(Problem(what, remedy=f"Train without dew: {OLD_TRAINER}."))
+    if name.endswith("optimal_token_baseline"):
+        what = f"algorithm.adv_estimator={name} needs Σπ², which only verl's old trainer computes."
+        old = "python -m verl.trainer.main_ppo trainer.use_v1=False"
+        found.append(Problem(what, remedy=f"Train without dew: {old}."))
     if read(config, "algorithm.dew"):
         found.append(Problem(f"algorithm.dew.* are settings of dew's estimators; algorithm.adv_estimator is {name}."))
     if losses and (mode := str(read(config, LOSS_MODE))) not in losses:

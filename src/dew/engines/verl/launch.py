@@ -122,7 +122,7 @@ class Translation:
                 self.problem(f"{key}={self.given[key]}, but no algorithm is named.", "Name it with `algorithm:`.")
         for name, setting in SETTINGS.items():
             value, key = self.given.get(name), setting.verl
-            if setting.same is not None and value and value not in setting.same and key not in self.own:
+            if setting.same is not None and value not in (None, *setting.same) and key not in self.own:
                 self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
         self.max_tokens = self.count("data.max_response_length", self.count("max_completion_length"))
 
@@ -242,6 +242,8 @@ class Translation:
                 steps = found[setting.verl] = math.ceil(value / per_step)
                 if value % per_step:
                     self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+        if not self.given.get(name := "lr_scheduler_type") and SETTINGS[name].verl not in self.own:
+            self.notes.append(f"the learning rate is constant; TRL's default for {name} is linear")
         total = self.own.get("trainer.total_training_steps") or found.get("trainer.total_training_steps")
         found["trainer.total_epochs"] = total or self.count("num_train_epochs")  # an epoch has at least one step
         if scoring := self.run.scores:

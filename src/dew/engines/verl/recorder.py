@@ -66,7 +66,7 @@ class Recorder(RunLog):
 
     def step_end(self, step: int, metrics: dict[str, Any], timing: dict[str, float]) -> None:
         batches, self._batches = self._batches, []
-        self.write(step, step_numbers(batches, metrics, timing))
+        self.write(step, step_numbers(batches, metrics, timing, self.algorithm.threshold))
 
 
 def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> Numbers:
@@ -85,7 +85,7 @@ def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> 
     return numbers
 
 
-def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any], timing: dict[str, float]) -> Numbers:
+def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: Any, timing: Any, threshold: float) -> Numbers:
     """Return the metrics of a step: means over its batches, weighted by answers, and verl's own metrics and times."""
     numbers: Numbers = {}
     for name in dict.fromkeys(name for _, batch in batches for name in batch):
@@ -96,7 +96,7 @@ def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any]
             numbers[name] = max(x for _, x in values)
         else:
             numbers[name] = sum(n * x for n, x in values) / sum(n for n, _ in values)
-    _count_groups(numbers, metrics)
+    _count_groups(numbers, metrics, threshold)
     numbers.update({to: float(metrics[name]) for name, to in NAMES.items() if name in metrics})
     for name, value in metrics.items():
         if name.startswith("actor/dew/"):
@@ -110,7 +110,7 @@ def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any]
     return numbers
 
 
-def _count_groups(numbers: Numbers, metrics: dict[str, Any]) -> None:
+def _count_groups(numbers: Numbers, metrics: dict[str, Any], threshold: float) -> None:
     """Count sampled groups, and include dropped groups, whose answers all have the same outcome, in the accuracy."""
     kept, mixed = numbers.get("groups/kept", 0.0), numbers.pop("groups/mixed", 0.0)
     dropped, outcomes = float(metrics.get(DROPPED, 0.0)), metrics.get(DROPPED_SCORES) or {}
@@ -119,7 +119,7 @@ def _count_groups(numbers: Numbers, metrics: dict[str, Any]) -> None:
         return
     numbers["groups/mixed_share"] = mixed / (kept + dropped)
     if "accuracy" in numbers and sum(outcomes.values()) == dropped:
-        solved = sum(n for outcome, n in outcomes.items() if outcome > 0.5)
+        solved = sum(n for outcome, n in outcomes.items() if outcome > threshold)
         numbers["accuracy"] = (numbers["accuracy"] * kept + solved) / (kept + dropped)
 
 

@@ -99,8 +99,8 @@ class CreditMixin:
         fields = _listed(data, "extra_fields") if "extra_fields" in data else [{}] * len(batch)
         infos = [(value.get("reward_extra_info") or {}) if isinstance(value, dict) else {} for value in fields]
         acc, score = _column(infos, "acc"), _column(infos, "score")
-        if acc is None:  # rm_scores: before any KL term is subtracted
-            acc = score = _padded(data["rm_scores"]).sum(-1)
+        if acc is None:  # rm_scores includes the reward manager's penalty for length, but not yet a KL term
+            acc = score = _padded(data["rm_scores"]).sum(-1) if score is None else score
         context = BatchContext(
             algorithm=self.algorithm,
             entropy=_padded(data["entropy"]) if "entropy" in data else None,
