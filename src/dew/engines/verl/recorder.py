@@ -85,7 +85,9 @@ def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> 
     return numbers
 
 
-def step_numbers(batches: Sequence[tuple[int, Numbers]], metrics: Any, timing: Any, threshold: float) -> Numbers:
+def step_numbers(
+    batches: Sequence[tuple[int, Numbers]], metrics: dict[str, Any], timing: dict[str, float], threshold: float
+) -> Numbers:
     """Return the metrics of a step: means over its batches, weighted by answers, and verl's own metrics and times."""
     numbers: Numbers = {}
     for name in dict.fromkeys(name for _, batch in batches for name in batch):
