@@ -161,11 +161,16 @@ def model_of(parsed: "Parsed") -> Model:
     dtype = str((args.model_init_kwargs or {}).get("dtype") or model.dtype or "float32").removeprefix("torch.")
     kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype, None)
     stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else (kind or torch.float32).itemsize
-    text = config.get_text_config()
+    return sizes(empty, stored)
+
+
+def sizes(model: Any, stored: float) -> Model:
+    """`stored`: bytes per parameter."""
+    text = model.config.get_text_config()
     experts, inner = getattr(text, "moe_intermediate_size", None), getattr(text, "intermediate_size", None)
     return Model(
-        parameters=sum(p.numel() for p in empty.parameters()),
-        trained=sum(p.numel() for p in empty.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in model.parameters()),
+        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
         layers=text.num_hidden_layers,
         width=text.hidden_size,
         inner=experts * text.num_experts_per_tok if experts else inner or 4 * text.hidden_size,
@@ -193,7 +198,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     owner = "vLLM (vllm_max_model_length)" if given else "the model"
     return [
         check_context(given or model.context, prompt, int(args.max_completion_length or 0), owner),
-        check_memory(terms, args, device, free, sum(unsaved.values())),
+        check_memory(terms, args, prompt, device, free, sum(unsaved.values())),
         check_disk(args, model),
     ]
 
@@ -227,28 +232,37 @@ def estimate(
     }
 
 
-REMEDIES = {
-    "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a separate GPU.",
-    "activations": "Set gradient_checkpointing: true, or halve per_device_train_batch_size and double "
-    "gradient_accumulation_steps; the result is the same.",
-}
 NO_GPU = "this machine"
-ROOMY = 0.7
-"""An estimate below this share of the free memory certainly fits."""
+ROOMY, TIGHT = 0.7, 0.85
+"""Shares of the free memory: an estimate below the first certainly fits, one above the second might not."""
 
 
-def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float, unsaved: float) -> Check:
+def check_memory(
+    terms: dict[str, float], args: "DewConfig", prompt: int, device: str, free: float, unsaved: float
+) -> Check:
     """Compare the estimate with free memory. `unsaved`: the estimate in bytes without gradient checkpointing."""
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
+    if largest == "vllm":
+        remedy = "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a separate GPU."
+    elif largest != "activations":
+        remedy = "Set use_peft: true (LoRA), or use a smaller model."
+    elif not args.gradient_checkpointing:
+        remedy = "Set gradient_checkpointing: true."
+    elif args.per_device_train_batch_size > 1:
+        remedy = "Halve per_device_train_batch_size and double gradient_accumulation_steps; the result is the same."
+    else:
+        remedy = "Use a smaller model."
+    share = 1 - (total - TIGHT * free) / terms["activations"]  # of the tokens of prompt and answer
+    longest = int(share * (prompt + int(args.max_completion_length or 0))) - prompt
+    remedy += f" Or lower max_completion_length to {longest}: that fits." * (longest > 0)
     if args.gradient_checkpointing and unsaved < ROOMY * free:
         says += f" gradient_checkpointing: false needs about {size(unsaved)} and is faster."
     if device != NO_GPU and not (args.torch_compile or args.deepspeed or args.fsdp):
         says += " torch_compile: true makes updates faster."
-    remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
-    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail)
+    return graded("memory", says, remedy, warn=total > TIGHT * free, fail=fail)
 
 
 def check_disk(args: "DewConfig", model: Model) -> Check:
