@@ -36,14 +36,16 @@ function columnsView(group) {
   const places = Array.from({ length: to - from }, (_, k) => from + k);
   const sures = new Set(places.filter((t) => isSure(group, t)));
   const order = orderOf(group).sort((a, b) => group.answers[b].correct - group.answers[a].correct);
-  const turn = (by) => () => {
-    view.column = Math.max(0, from + by);
+  const turn = (t) => {
+    view.column = Math.max(0, t);
     showGroup();
   };
+  const onchange = ({ target }) => turn(Math.round(target.value) - 1);
+  const first = h('input', { type: 'number', min: 1, max: longest, value: from + 1, onchange });
   const pages = h('div.controls',
-    h('button.small', { disabled: from === 0, onclick: turn(-fit) }, '‹ earlier'),
-    quiet(`positions ${whole(from + 1)} to ${whole(to)} of ${whole(longest)}`),
-    h('button.small', { disabled: to >= longest, onclick: turn(fit) }, 'later ›'),
+    h('button.small', { disabled: from === 0, onclick: () => turn(from - fit) }, '‹ earlier'),
+    labelled('positions', [first, quiet(`to ${whole(to)} of ${whole(longest)}`)]),
+    h('button.small', { disabled: to >= longest, onclick: () => turn(to) }, 'later ›'),
   );
   const head = (t) => {
     const title = `every entropy at position ${t + 1} is below ${SURE} nats`;
