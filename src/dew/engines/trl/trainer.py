@@ -432,6 +432,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
+            "learning_rate": self.args.learning_rate,
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
             "position": self._stream.position if self._stream is not None else None,
@@ -445,6 +446,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
         if state is None:
             return
+        checkpoints.use_learning_rate(self, state.get("learning_rate"))
         self._metrics["train"].update(state["metrics"])
         self._nonfinite.state = state["health"]
         self._step, self._buffered_inputs = state["step"], state["generation"]
