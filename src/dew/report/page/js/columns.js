@@ -23,15 +23,15 @@ function sideRow(group, places, correct) {
   return h('tr.side', h('th', { scope: 'row' }, title), places.map(cell));
 }
 
-function columnCell(answer, t) {
-  if (t >= answer.tokens.length) return h('td.over');
-  return h('td', { class: tokenClass(answer, t, view.scale), 'data-t': t }, brief(answer.tokens[t]));
-}
+const columnCell = (answer, t) =>
+  t < answer.tokens.length
+    ? h('td', { class: tokenClass(answer, t, view.scale), 'data-t': t }, brief(answer.tokens[t]))
+    : h('td.over');
 
 function columnsView(group) {
   const longest = longestOf(group);
   const fit = Math.ceil(view.parts.body.clientWidth / 40); // a few more than are in sight
-  const from = Math.min(view.column, longest - 1);
+  const from = Math.min(view.column ?? view.pinned?.t ?? 0, longest - 1);
   const to = Math.min(longest, from + fit);
   const places = Array.from({ length: to - from }, (_, k) => from + k);
   const sures = new Set(places.filter((t) => isSure(group, t)));

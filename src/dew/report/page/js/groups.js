@@ -8,9 +8,9 @@ async function openGroup(place) {
   const group = await groupAt(place.n);
   if (view.place !== place) return;
   view.group = group;
+  if (other) view.column = null;
   const [i, t] = state.token.split('.').map((k) => Number(k) - 1);
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
-  if (other) view.column = view.pinned?.t ?? 0;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();
   else markCurrent();
   if (view.drawn !== groupLook()) await showGroup(true);
@@ -62,11 +62,7 @@ function answersCsv(group) {
 function groupControls(group) {
   const button = (mode) => {
     const look = { 'aria-pressed': String(mode === state.mode), 'data-mode': mode };
-    const onclick = () => {
-      view.column = view.pinned?.t ?? view.column;
-      setting('mode', showGroup)(mode);
-    };
-    return h('button', { ...look, onclick }, MODES[mode][0]);
+    return h('button', { ...look, onclick: () => setting('mode', showGroup)(mode) }, MODES[mode][0]);
   };
   const options = (label, name, values, value = state[name]) => choice(label, values, value, setting(name, showGroup));
   const signals = available(group).map((name) => [name, SIGNALS[name].label]);
