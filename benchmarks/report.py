@@ -125,6 +125,8 @@ RUN = [
     ("tokens of a query: half of all", find("correct") + f"; {TOKENS}"),
 ]
 CHART = ".chart .u-over"
+LONG = [(label, code.replace("step>200", "step>1")) for label, code in RUN]
+ONE_GROUP = [(label, code) for label, code in LONG if "next group" not in label]
 STUDY = [
     *TABS[:1],
     ("view: credit", TABS[2][1]),
@@ -220,8 +222,14 @@ def main() -> None:
     pages = {  # title: how it is made, its interactions
         "run of 500 steps, 200 groups of 16 answers": (make_run, RUN),
         "run of 500 steps, 50 of them recorded with 200 groups each": (wide_run, RUN),
-        "run of 200 steps, 44 groups of 8 answers of up to 16,384 tokens": (lambda to: long_run(to, 8, 3000, 200), RUN),
-        "run of 20 steps, 8 groups of 64 answers of up to 16,384 tokens": (lambda to: long_run(to, 64, 6000, 20), RUN),
+        "run of 200 steps, 44 groups of 8 answers of up to 16,384 tokens": (
+            lambda to: long_run(to, 8, 3000, 200),
+            LONG,
+        ),
+        "run of 20 steps, 8 groups of 64 answers of up to 16,384 tokens": (
+            lambda to: long_run(to, 64, 6000, 20),
+            ONE_GROUP,
+        ),
         "study of 132 runs in 12 arms": (make_study, STUDY),
         "study of 132 runs in 22 arms on 2 tasks": (lambda to: make_study(to, arms=11, seeds=6, tasks=2), TASKS),
     }

@@ -313,7 +313,10 @@ def peak_to_estimate(row: str) -> list[float]:
             max_completion_length=tokens, per_device_train_batch_size=rows, bf16=True, optim="adamw_torch_fused",
             use_vllm=False, build_algorithm=partial(get_algorithm, "gtpo"),
         )  # fmt: skip
-        estimate = machine.estimate(machine.sizes(model, 2 if rank else 4), args, 256, 0, saves)
+        counts = [sum(p.numel() for p in model.parameters() if p.requires_grad or any) for any in (True, False)]
+        text, kept = model.config, 2 if rank else 4
+        sizes = (*counts, text.num_hidden_layers, text.hidden_size, text.intermediate_size, None, kept)
+        estimate = machine.estimate(machine.Model(*sizes), args, 256, 0, saves)
         own = ", entropy from sampling" * (row != "TRL GRPO" and table > 3)
         peak = cell(ROOT, row + own, "peak, GiB", table, of="trainer_step-h200")
         found.append(peak * 2**30 / sum(estimate.values()))

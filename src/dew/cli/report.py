@@ -139,10 +139,7 @@ def _show_group(group: GroupRecord) -> None:
             most = max(compress(range(len(credit)), live), key=lambda t: abs(credit[t]))
             largest = f"   largest: {printable(a.tokens[most])} {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"
             out.print(Text(f"  entropy {min(H):.3g} to {max(H):.3g}{largest * (len(set(credit)) > 1)}", style="dim"))
-        left_out = max(0, len(credit) - 2 * ENDS)
-        ends = [
-            by_credit(a.tokens[part], credit[part], scale, flipped[part])
-            for part in (slice(ENDS), slice(ENDS + left_out, None))
-        ]
-        gap = Text(f" … {left_out:,} tokens … ", style="bold") if left_out else Text()
-        out.print(Padding(gap.join(ends), (0, 0, 1, 2)))
+        shown, left_out = [*zip(a.tokens, credit, flipped, strict=True)], len(credit) - 2 * ENDS
+        if left_out > 0:
+            shown[ENDS:-ENDS] = [(f" … {left_out:,} tokens … ", 0.0, False)]
+        out.print(Padding(by_credit(shown, scale), (0, 0, 1, 2)))

@@ -161,16 +161,11 @@ def model_of(parsed: "Parsed") -> Model:
     dtype = str((args.model_init_kwargs or {}).get("dtype") or model.dtype or "float32").removeprefix("torch.")
     kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype, None)
     stored = 0.5 if model.load_in_4bit else 1.0 if model.load_in_8bit else (kind or torch.float32).itemsize
-    return sizes(empty, stored)
-
-
-def sizes(model: Any, stored: float) -> Model:
-    """`stored`: bytes per parameter."""
-    text = model.config.get_text_config()
+    text = config.get_text_config()
     experts, inner = getattr(text, "moe_intermediate_size", None), getattr(text, "intermediate_size", None)
     return Model(
-        parameters=sum(p.numel() for p in model.parameters()),
-        trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        parameters=sum(p.numel() for p in empty.parameters()),
+        trained=sum(p.numel() for p in empty.parameters() if p.requires_grad),
         layers=text.num_hidden_layers,
         width=text.hidden_size,
         inner=experts * text.num_experts_per_tok if experts else inner or 4 * text.hidden_size,
@@ -244,16 +239,14 @@ def check_memory(
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
-    if largest == "vllm":
-        remedy = "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a separate GPU."
-    elif largest != "activations":
-        remedy = "Set use_peft: true (LoRA), or use a smaller model."
-    elif not args.gradient_checkpointing:
-        remedy = "Set gradient_checkpointing: true."
-    elif args.per_device_train_batch_size > 1:
-        remedy = "Halve per_device_train_batch_size and double gradient_accumulation_steps; the result is the same."
-    else:
-        remedy = "Use a smaller model."
+    several, smaller = args.per_device_train_batch_size > 1, "Use a smaller model."
+    halve = "Halve per_device_train_batch_size and double gradient_accumulation_steps; the result is the same."
+    remedy = {
+        "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a separate GPU.",
+        "activations": (halve if several else smaller)
+        if args.gradient_checkpointing
+        else "Set gradient_checkpointing: true.",
+    }.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     share = 1 - (total - TIGHT * free) / terms["activations"]  # of the tokens of prompt and answer
     longest = int(share * (prompt + int(args.max_completion_length or 0))) - prompt
     remedy += f" Or lower max_completion_length to {longest}: that fits." * (longest > 0)

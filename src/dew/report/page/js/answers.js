@@ -24,7 +24,7 @@ const coloursOf = (group) => (group === view.group ? view.scale : scaleOf(group)
 
 /** The whole answer as a barcode, as long as the answer is beside the longest. */
 function strip(answer, longest) {
-  const width = Math.max(1, Math.min(answer.tokens.length, 4000));
+  const width = Math.max(1, Math.min(answer.tokens.length, 1500));
   const share = `${(100 * answer.tokens.length) / longest}%`;
   const canvas = h('canvas.strip', { width, height: 1, 'aria-hidden': 'true', '--share': share });
   const pixels = new ImageData(width, 1);
