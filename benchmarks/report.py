@@ -222,14 +222,8 @@ def main() -> None:
     pages = {  # title: how it is made, its interactions
         "run of 500 steps, 200 groups of 16 answers": (make_run, RUN),
         "run of 500 steps, 50 of them recorded with 200 groups each": (wide_run, RUN),
-        "run of 200 steps, 44 groups of 8 answers of up to 16,384 tokens": (
-            lambda to: long_run(to, 8, 3000, 200),
-            LONG,
-        ),
-        "run of 20 steps, 8 groups of 64 answers of up to 16,384 tokens": (
-            lambda to: long_run(to, 64, 6000, 20),
-            ONE_GROUP,
-        ),
+        "run of 200 steps, 44 groups of 8 long answers": (lambda to: long_run(to, 8, 3000, 200), LONG),
+        "run of 20 steps, 8 groups of 64 long answers": (lambda to: long_run(to, 64, 6000, 20), ONE_GROUP),
         "study of 132 runs in 12 arms": (make_study, STUDY),
         "study of 132 runs in 22 arms on 2 tasks": (lambda to: make_study(to, arms=11, seeds=6, tasks=2), TASKS),
     }
