@@ -125,6 +125,8 @@ RUN = [
     ("tokens of a query: half of all", find("correct") + f"; {TOKENS}"),
 ]
 CHART = ".chart .u-over"
+LONG = [(label, code.replace("step>200", "step>1")) for label, code in RUN]
+ONE_GROUP = [(label, code) for label, code in LONG if "next group" not in label]
 STUDY = [
     *TABS[:1],
     ("view: credit", TABS[2][1]),
@@ -158,6 +160,18 @@ def wide_run(folder: Path) -> Path:
     [whole] = run.record_files()
     for step in range(10, 500, 10):
         shutil.copy(whole, whole.with_name(whole.name.replace("500", f"{step:03d}")))
+    return folder
+
+
+def long_run(folder: Path, size: int, mean: int, steps: int) -> Path:
+    """Every 20 steps, 4 groups of `size` long answers, of which one is cut off at 16,384 tokens."""
+    make_run(folder, steps=steps, groups=0)
+    rng = np.random.default_rng(0)
+    for step in [1, *range(20, steps + 1, 20)]:
+        lengths = rng.lognormal(np.log(mean), 0.5, (4, size)).clip(max=8192).astype(int)
+        lengths[:, 0] = 16384
+        groups = [make_group(rng, step, g, size, 0.5, lengths=row) for g, row in enumerate(lengths.tolist())]
+        RunFolder(folder).write_records(step, groups)
     return folder
 
 
@@ -208,6 +222,8 @@ def main() -> None:
     pages = {  # title: how it is made, its interactions
         "run of 500 steps, 200 groups of 16 answers": (make_run, RUN),
         "run of 500 steps, 50 of them recorded with 200 groups each": (wide_run, RUN),
+        "run of 200 steps, 44 groups of 8 long answers": (lambda to: long_run(to, 8, 3000, 200), LONG),
+        "run of 20 steps, 8 groups of 64 long answers": (lambda to: long_run(to, 64, 6000, 20), ONE_GROUP),
         "study of 132 runs in 12 arms": (make_study, STUDY),
         "study of 132 runs in 22 arms on 2 tasks": (lambda to: make_study(to, arms=11, seeds=6, tasks=2), TASKS),
     }

@@ -23,12 +23,14 @@ from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median, stdev  # noqa: F401, pages use them
 from tempfile import TemporaryDirectory
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from dew.algorithms import get_algorithm
 from dew.compare import Difference, Interval, paired, statistics
 from dew.compare.statistics import holm, pass_at_k
 from dew.compare.verdicts import markdown_table, signed
+from dew.preflight import machine
 from dew.report import benchmark
 
 ROOT = Path(__file__).parents[1]
@@ -291,6 +293,34 @@ def long_update_memory() -> float:
     """GiB that an update with sequences of 16k tokens needs more than TRL's."""
     at = partial(cell, ROOT, name="peak, GiB", table=4, of="trainer_step-h200")
     return at("dew GTPO, entropy from sampling") - at("TRL GRPO")
+
+
+def peak_to_estimate(row: str) -> list[float]:
+    """The smallest and largest peak memory of an update, measured on the H200, relative to what preflight estimates."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    found, shapes = [], load("benchmarks/rollout.py")
+    for table, name, rows, tokens, saves, rank in (
+        (1, "1.5B", 8, 1024, True, 0), (3, "0.5B", 8, 1024, True, 0), (4, "0.5B", 1, 16128, False, 0),
+        (5, "0.5B", 4, 3840, False, 0), (7, "0.5B", 1, 16128, False, 16), (8, "1.5B", 1, 16128, True, 0),
+    ):  # fmt: skip
+        with torch.device("meta"):
+            model = Qwen2ForCausalLM(Qwen2Config(**shapes.QWEN, **shapes.SHAPES[name]))
+            model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear")) if rank else model
+        args = SimpleNamespace(
+            max_completion_length=tokens, per_device_train_batch_size=rows, bf16=True, optim="adamw_torch_fused",
+            use_vllm=False, build_algorithm=partial(get_algorithm, "gtpo"),
+        )  # fmt: skip
+        counts = [sum(p.numel() for p in model.parameters() if p.requires_grad or any) for any in (True, False)]
+        text, kept = model.config, 2 if rank else 4
+        sizes = (*counts, text.num_hidden_layers, text.hidden_size, text.intermediate_size, None, kept)
+        estimate = machine.estimate(machine.Model(*sizes), args, 256, 0, saves)
+        own = ", entropy from sampling" * (row != "TRL GRPO" and table > 3)
+        peak = cell(ROOT, row + own, "peak, GiB", table, of="trainer_step-h200")
+        found.append(peak * 2**30 / sum(estimate.values()))
+    return [min(found), max(found)]
 
 
 def dew_to_vllm(limit: int, rows: int = 128, table: int = 1) -> list[float]:

@@ -204,6 +204,9 @@ def test_explain_shows_a_group(dew, tmp_path):
     code, out, _ = dew("explain", tmp_path)
     assert code == 0 and "✓ correct   advantage +0.500 to +1.000" in out and "✗ wrong" in out
     assert out.count("3+5=8") == 1
+    write_records(tmp_path, 3, [replace(group(), answers=[AnswerRecord([f" {i}" for i in range(1000)], True, 1.0)])])
+    words = dew("explain", tmp_path)[1].split()
+    assert words[words.index("199") :][:5] == ["199", "…", "600", "tokens", "…"] and words[-201:-199] == ["…", "800"]
     assert "\x1b[31m" not in out and "\u202e" not in out  # what a model wrote reaches the terminal as plain text
 
 

@@ -174,7 +174,16 @@ def test_the_largest_weight_and_the_share_of_flipped_tokens_are_metrics():
     credit = Credit(correct=rows.outcome > 0, signal=yes, extra=rows.extra, advantages=advantages, scored=yes,
                     flipped=advantages == 1)  # fmt: skip
     found = credit_metrics(rows, credit)
-    assert (found["credit/max_weight"], found["credit/flipped_share"]) == (2, 3 / 8)
+    assert (found["credit/max_weight"], found["credit/flipped_share"], found["credit/alone_share"]) == (2, 3 / 8, 1)
+
+
+def test_how_many_tokens_have_no_other_answer_to_be_compared_with():
+    """Correct answers of 4, 2 and, in another group, 1 tokens; a wrong one of 3; the last group has no signal."""
+    ids, correct, n = torch.tensor([7, 7, 3, 7, 1]), torch.tensor([1, 1, 1, 0, 1]).bool(), [4, 2, 1, 3, 4]
+    mask, signal = torch.arange(4) < torch.tensor(n)[:, None], ids != 1
+    rows = Rows(group=ids, mask=mask, outcome=correct.float(), extra=torch.zeros(5))
+    credit = Credit(correct=correct, signal=signal, extra=rows.extra, advantages=mask.float(), scored=signal | True)
+    assert credit_metrics(rows, credit)["credit/alone_share"] == pytest.approx((2 + 1 + 3) / 10)
 
 
 def test_an_answer_whose_reward_is_not_finite_is_excluded_from_its_group_and_its_record():

@@ -88,8 +88,8 @@ def test_groups_beyond_the_limit_are_omitted(tmp_path: Path) -> None:
 
     assert write_records(tmp_path, 1, [group(0, 6), group(1, 5), group(2, 4)], max_tokens=10) == 2
     assert [g.group for g in read_records(record_path(tmp_path, 1))] == [0, 2]
-    assert write_records(tmp_path, 1, [group(0, 11)], max_tokens=10) == 0
-    assert not record_path(tmp_path, 1).exists()
+    assert write_records(tmp_path, 1, [group(0, 11), group(1, 1)], max_tokens=10) == 1  # at least one
+    assert write_records(tmp_path, 1, []) == 0 and not record_path(tmp_path, 1).exists()
 
 
 WHOLE = gzip.compress(json.dumps({"answers": [{"tokens": ["a"] * 500, "reward": 1}]}).encode() + b"\n")

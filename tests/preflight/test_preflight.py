@@ -301,11 +301,15 @@ def test_only_loras_adapters_are_trained(settings):
 
 
 def test_memory_remedies_name_what_to_change():
-    def checked(free, saves=False, compiled=False, device="a GPU"):
-        args = arguments(deepspeed=None, fsdp=None, gradient_checkpointing=saves, torch_compile=compiled)
-        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, device, free, unsaved=7000.0)
+    def checked(free, saves=False, compiled=False, device="a GPU", rows=2):
+        args = arguments(deepspeed=None, fsdp=None, gradient_checkpointing=saves, torch_compile=compiled,
+                         max_completion_length=800, per_device_train_batch_size=rows)  # fmt: skip
+        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, 100, device, free, unsaved=7000.0)
 
-    assert checked(900).status == "failed" and "gradient_checkpointing: true" in checked(900).remedy
+    assert checked(900).status == "failed" and "Set gradient_checkpointing: true." in checked(900).remedy
+    assert "max_completion_length to 565: that fits" in checked(900).remedy, "100 + 100 + 565 = 0.85 * 900"
+    assert "Halve per_device" in checked(900, True).remedy and "Use a smaller" in checked(900, True, rows=1).remedy
+    assert "max_completion_length" not in checked(200).remedy, "the prompt alone does not fit"
     assert checked(1050).status == "warning" and checked(2000).status == "ok"
     faster = ["gradient_checkpointing: false" in checked(free, True).says for free in (9999, 10001)]
     assert faster == [False, True] and "gradient_checkpointing" not in checked(10001).says

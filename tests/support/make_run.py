@@ -102,13 +102,19 @@ def credit_of(correct: Sequence[bool], entropy: Sequence[Sequence[float]], algor
 
 
 def make_group(
-    rng: np.random.Generator, step: int, group: int, size: int, skill: float, algorithm: str = "gtpo"
-) -> GroupRecord:
+    rng: np.random.Generator, step: int, group: int, size: int, skill: float, algorithm: str = "gtpo",
+    lengths: Sequence[int] = (),
+) -> GroupRecord:  # fmt: skip
+    """`lengths`: tokens of each answer, which then repeats its solution."""
     a, b = int(rng.integers(12, 99)), int(rng.integers(12, 99))
     who, what, where = (str(rng.choice(words)) for words in (PEOPLE, THINGS, BOXES))
     ease = float(np.clip(rng.normal(skill, 0.25), 0.02, 0.98))
     correct = [bool(rng.random() < ease) for _ in range(size)]
     texts = [_answer(rng, a, b, c) for c in correct]
+    for i, length in enumerate(lengths):
+        while (missing := length - len(texts[i][0])) > 0:
+            more, entropy = _answer(rng, a, b, correct[i])
+            texts[i] = more[-missing:] + texts[i][0], entropy[-missing:] + texts[i][1]
     credit = credit_of(correct, [entropy for _, entropy in texts], algorithm)
     answers = [
         AnswerRecord(

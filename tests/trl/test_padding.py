@@ -5,7 +5,7 @@ import torch
 from datasets import Dataset
 
 import trl_tiny as tiny
-from dew.engines.trl import loss
+from dew.engines.trl import DewTrainer, loss
 from trl_tiny import outcome
 
 DATA = Dataset.from_list([{"prompt": "1+2="[: 1 + i % 4] + "3=" * (i % 3), "answer": str(i)} for i in range(16)])
@@ -20,7 +20,7 @@ def first_letters(completions, **_):
 def trained(folder, less_padding, reward=outcome, policy=None, **settings):
     """The weights after two optimizer steps, the lines of metrics, and the tokens of each pass with a gradient."""
     others = {"rollout_func": tiny.scripted}
-    settings |= {"less_padding": less_padding, "optim": "sgd", "learning_rate": 0.1}
+    settings = {"less_padding": less_padding, "optim": "sgd", "learning_rate": 0.1, **settings}
     trainer = tiny.trainer(folder, reward, data=DATA, policy=policy, others=others, **settings)
     inner, tokens = trainer.model.model.forward, []
 
@@ -73,6 +73,17 @@ def test_answers_without_an_advantage_are_left_out(tmp_path):
     torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-6)
     everything = trained(tmp_path / "all", True, outcome, **settings)[2]
     assert sum(tokens) < sum(everything) / 2
+
+
+def test_a_subclass_changes_the_loss_of_every_micro_batch(tmp_path, monkeypatch):
+    class Twice(DewTrainer):
+        def compute_loss(self, *args, **kwargs):
+            return 2 * super().compute_loss(*args, **kwargs)
+
+    settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "max_grad_norm": 1e9}
+    expected = trained(tmp_path / "rate", True, learning_rate=0.2, **settings)[0]
+    monkeypatch.setattr("dew.engines.trl.DewTrainer", Twice)
+    torch.testing.assert_close(trained(tmp_path / "loss", True, **settings)[0], expected)
 
 
 def test_parts_by_hand():

@@ -208,6 +208,18 @@ def test_a_run_resumes_inside_a_generation_with_other_batch_sizes(changed, tmp_p
     assert "batch sizes have changed" in caplog.text
 
 
+def test_a_resumed_run_trains_at_its_own_learning_rate(tmp_path, caplog):
+    """The rate falls to 0 over the run's steps. Two of four are done: 4e-4 * (1 - 2/4), then 4e-4 * (1 - 3/4)."""
+    caplog.set_level("INFO", "dew")
+    saved = {"save_strategy": "steps", "save_steps": 2}
+    tiny.trainer(tmp_path, learning_rate=1e-4, **saved).train()
+    resumed = tiny.trainer(tmp_path, max_steps=4, learning_rate=4e-4, **saved)
+    resumed.train(resume_from_checkpoint=True)
+    rates = [line["learning_rate"] for line in resumed.state.log_history if "learning_rate" in line]
+    assert rates == pytest.approx([1e-4, 5e-5, 2e-4, 1e-4])
+    assert "learning_rate: 0.0004 from now on; the checkpoint was trained with 0.0001." in caplog.text
+
+
 def test_the_prompt_stream_visits_each_prompt_once_per_epoch():
     stream = PromptStream(range(7), seed=3, shuffle=True)
     taken = [i for count in (2, 3, 1, 8) for i in stream.take(count)]

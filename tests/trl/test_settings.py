@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
 from trl import GRPOConfig
 
 import trl_tiny as tiny
 from dew.engines.trl import DewConfig
+from dew.errors import ConfigError
 from dew.run.folder import RunFolder
 
 
@@ -25,6 +26,11 @@ def test_lora_trains_the_adapter_alone(tmp_path):
     first = RunFolder(tmp_path).metrics()[0]
     assert first["kl/ref"] == pytest.approx(0.0, abs=1e-6), "a fresh adapter is the base model"
     assert first["ratio/max"] == 1.0
+    trainer.save_model(str(tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match="is an adapter, not a whole model"):
+        tiny.trainer(tmp_path, policy=str(tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match=r"all of its parameters are frozen.*is_trainable=True"):
+        tiny.trainer(tmp_path / "frozen", policy=PeftModel.from_pretrained(tiny.model(), tmp_path / "adapter"))
 
 
 def test_the_docs_list_every_setting_with_its_default():

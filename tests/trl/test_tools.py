@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import oracles
-import trl_tiny as tiny  # noqa: F401  (offline, without TRL's warnings)
+import trl_tiny as tiny
+from dew.engines.trl import DewTrainer
+from dew.errors import RewardError
 from dew.run.folder import RunFolder
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "tools.py"))
@@ -43,6 +45,20 @@ def test_tool_output_does_not_train(trained):
         tool = (batch["tool_mask"] == 0) & batch["completion_mask"].bool()
         assert tool.any() and batch["advantages"].any()
         assert not batch["advantages"][tool].any()
+
+
+def test_every_environment_scores_its_own_answers(tmp_path):
+    def trainer(**rewards):
+        own = {x: type(x, (EXAMPLE["Box"],), {"get_reward": lambda self, r=r: r}) for x, r in rewards.items()}
+        data = EXAMPLE["problems"](2).add_column("environment", list(rewards))
+        others = {"processing_class": EXAMPLE["tokenizer"](), "environment_factory": own}
+        return DewTrainer(EXAMPLE["policy"](), None, tiny.config(tmp_path), data, **others)
+
+    right = trainer(Right=1.0, Wrong=0.0)
+    right.model.train()
+    assert right.sample([dict(row) for row in tiny.rows(right)]).outcome.tolist() == [1.0] * 4 + [0.0] * 4
+    with pytest.raises(RewardError, match="The reward Text returned str"):
+        trainer(Right=1.0, Text="yes").train()
 
 
 def test_rewards_are_compared_within_turns(trained):

@@ -164,11 +164,12 @@ BLUES, ORANGES = ("#d7d7ff", "#afd7ff", "#87afff", "#5f87ff"), ("#ffd7af", "#ffa
 on all of them."""
 
 
-def by_credit(tokens: Sequence[str], credit: Sequence[float], scale: float, marked: Sequence[bool] = ()) -> Text:
-    """Colour tokens by credit relative to `scale`: blue positive, orange negative. `marked` ones are underlined."""
+def by_credit(tokens: Iterable[tuple[str, float, bool]], scale: float) -> Text:
+    """Colour (token, credit, marked) by credit relative to `scale`: blue positive, orange negative. Underline marked
+    tokens."""
     line = Text()
-    for i, (token, x) in enumerate(zip(tokens, credit, strict=True)):
-        style = "underline " if marked and marked[i] else ""
+    for token, x, marked in tokens:
+        style = "underline " if marked else ""
         depth = min(1.0, abs(x) / scale) if scale else 0.0
         if depth > 0.02:
             style += f"#000000 on {(BLUES if x > 0 else ORANGES)[math.ceil(4 * depth) - 1]}"

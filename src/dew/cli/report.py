@@ -84,6 +84,10 @@ def explain(
     _show_group(max(groups, key=lambda g: (len({a.correct for a in g.answers}) > 1, summary(g)["telling"])))
 
 
+ENDS = 200
+"""Tokens that `dew explain` shows of the beginning and of the end of a long answer."""
+
+
 def _read(source: Path, step: int | None) -> list[GroupRecord]:
     """Return the groups of a file or of a step, or a sample of a run's groups."""
     from dew.compare.grid import run_folders
@@ -135,4 +139,7 @@ def _show_group(group: GroupRecord) -> None:
             most = max(compress(range(len(credit)), live), key=lambda t: abs(credit[t]))
             largest = f"   largest: {printable(a.tokens[most])} {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"
             out.print(Text(f"  entropy {min(H):.3g} to {max(H):.3g}{largest * (len(set(credit)) > 1)}", style="dim"))
-        out.print(Padding(by_credit(a.tokens, credit, scale, flipped), (0, 0, 1, 2)))
+        shown, left_out = [*zip(a.tokens, credit, flipped, strict=True)], len(credit) - 2 * ENDS
+        if left_out > 0:
+            shown[ENDS:-ENDS] = [(f" … {left_out:,} tokens … ", 0.0, False)]
+        out.print(Padding(by_credit(shown, scale), (0, 0, 1, 2)))

@@ -6,9 +6,10 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import IO, Any
 
 import torch
@@ -166,6 +167,9 @@ def credit_metrics(rows: Rows, credit: Credit) -> Numbers:
         share = size.amax(-1)[total > 0] / total[total > 0]
         numbers["credit/top1_share"] = share.mean()
         numbers["credit/max_weight"] = (share * (size[total > 0] > 0).sum(-1)).amax()
+        side = (2 * rows.group + credit.correct).unique(return_inverse=True)[1]
+        alive = mask.new_zeros(mask.shape, dtype=torch.int32).index_add_(0, side, mask.int())[side]
+        numbers["credit/alone_share"] = ((alive == 1) & mask).sum() / mask.sum()
         if rows.entropy is not None:
             top = forking_mask(rows.entropy, mask, keep=0.2)
             numbers["credit/top20_share"] = size[top].sum() / total.sum()
@@ -218,21 +222,21 @@ def group_records(
 ) -> list[GroupRecord]:  # fmt: skip
     """Records of at most `groups` groups, those with signal first. `rewards`: names of the columns of `parts`."""
     ids = list(dict.fromkeys(columns["group"][~columns["filler"]].tolist()))
-    mixed = set(columns["group"][credit.signal].tolist())
+    mixed, text = set(columns["group"][credit.signal].tolist()), cache(lambda token: tokenizer.decode([token]))
     chosen = sorted(ids, key=lambda g: g not in mixed)[:groups]
     records = []
     for group in sorted(chosen):
         rows = (columns["group"] == group).nonzero()[:, 0]
         first = int(rows[0])
         prompt = tokenizer.decode(columns["prompt_ids"][first][columns["prompt_mask"][first].bool()].tolist())
-        answers = _answers(columns, credit, rows, tokenizer, rewards)
+        answers = _answers(columns, credit, rows, text, rewards)
         gold, settings = columns["gold"][first], asdict(algorithm)
         records.append(GroupRecord(step, group, prompt, answers, gold, algorithm.name, settings))
     return records
 
 
 def _answers(
-    columns: Columns, credit: Credit, rows: Tensor, tokenizer: Any, names: Sequence[str]
+    columns: Columns, credit: Credit, rows: Tensor, text: Callable[[int], str], names: Sequence[str]
 ) -> list[AnswerRecord]:
     scored = credit.scored[rows]
     plain = grpo_advantages((columns["outcome"] + credit.extra)[None, rows], scored[None])[0]
@@ -246,7 +250,7 @@ def _answers(
         live = columns["mask"][row, :length]
         answers.append(
             AnswerRecord(
-                tokens=[tokenizer.decode([i]) for i in columns["completion_ids"][row, :length].tolist()],
+                tokens=[*map(text, columns["completion_ids"][row, :length].tolist())],
                 correct=bool(credit.correct[row]),
                 reward=float(columns["outcome"][row]),
                 extra=float(credit.extra[row]),

@@ -193,7 +193,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     owner = "vLLM (vllm_max_model_length)" if given else "the model"
     return [
         check_context(given or model.context, prompt, int(args.max_completion_length or 0), owner),
-        check_memory(terms, args, device, free, sum(unsaved.values())),
+        check_memory(terms, args, prompt, device, free, sum(unsaved.values())),
         check_disk(args, model),
     ]
 
@@ -227,28 +227,35 @@ def estimate(
     }
 
 
-REMEDIES = {
-    "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a separate GPU.",
-    "activations": "Set gradient_checkpointing: true, or halve per_device_train_batch_size and double "
-    "gradient_accumulation_steps; the result is the same.",
-}
 NO_GPU = "this machine"
-ROOMY = 0.7
-"""An estimate below this share of the free memory certainly fits."""
+ROOMY, TIGHT = 0.7, 0.85
+"""Shares of the free memory: an estimate below the first certainly fits, one above the second might not."""
 
 
-def check_memory(terms: dict[str, float], args: "DewConfig", device: str, free: float, unsaved: float) -> Check:
+def check_memory(
+    terms: dict[str, float], args: "DewConfig", prompt: int, device: str, free: float, unsaved: float
+) -> Check:
     """Compare the estimate with free memory. `unsaved`: the estimate in bytes without gradient checkpointing."""
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
     says = f"About {size(total)} at full length, {terms[largest] / total:.0%} of it {largest}; "
     says += f"{device} has {size(free)} free."
+    several, smaller = args.per_device_train_batch_size > 1, "Use a smaller model."
+    halve = "Halve per_device_train_batch_size and double gradient_accumulation_steps; the result is the same."
+    remedy = {
+        "vllm": "Lower vllm_gpu_memory_utilization, or run vLLM as a server on a separate GPU.",
+        "activations": (halve if several else smaller)
+        if args.gradient_checkpointing
+        else "Set gradient_checkpointing: true.",
+    }.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
+    share = 1 - (total - TIGHT * free) / terms["activations"]  # of the tokens of prompt and answer
+    longest = int(share * (prompt + int(args.max_completion_length or 0))) - prompt
+    remedy += f" Or lower max_completion_length to {longest}: that fits." * (longest > 0)
     if args.gradient_checkpointing and unsaved < ROOMY * free:
         says += f" gradient_checkpointing: false needs about {size(unsaved)} and is faster."
     if device != NO_GPU and not (args.torch_compile or args.deepspeed or args.fsdp):
         says += " torch_compile: true makes updates faster."
-    remedy = REMEDIES.get(largest, "Set use_peft: true (LoRA), or use a smaller model.")
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
-    return graded("memory", says, remedy, warn=total > 0.85 * free, fail=fail)
+    return graded("memory", says, remedy, warn=total > TIGHT * free, fail=fail)
 
 
 def check_disk(args: "DewConfig", model: Model) -> Check:

@@ -188,10 +188,10 @@ def cost(group: GroupRecord) -> int:
 
 
 def thin(groups: list[GroupRecord], tokens: int) -> list[GroupRecord]:
-    """Keep all groups, or every second, fourth ... one, so that they cost at most `tokens`; at least the smallest."""
+    """Keep as many evenly spaced groups as cost at most `tokens`, but at least the smallest one."""
     kept = groups
-    while kept and sum(map(cost, kept)) > tokens:
-        kept = [kept[i] for i in evenly(len(kept), len(kept) // 2)]
+    while (total := sum(map(cost, kept))) > tokens:
+        kept = [groups[i] for i in evenly(len(groups), len(kept) * tokens // total)]
     return kept or sorted(groups, key=cost)[:1]
 
 

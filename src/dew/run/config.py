@@ -205,6 +205,10 @@ def loadable_model(name: str, setting: str, revision: str | None = None) -> str:
     from transformers import AutoConfig
 
     found = find_model(name, setting, revision)
+    if Path(found, "adapter_config.json").is_file() and not Path(found, "config.json").is_file():
+        remedy = f"Merge it with its model (`dew export {name} TO`) and train TO. In Python, pass "
+        remedy += f"PeftModel.from_pretrained(BASE, {name!r}, is_trainable=True)."
+        raise ConfigError(Problem(f"{setting}: {name} is an adapter, not a whole model.", remedy=remedy))
     # A ValueError: the model needs its own code, which TRL may be allowed to run.
     with loading(setting, name, (OSError,)), suppress(ValueError):
         AutoConfig.from_pretrained(found, revision=revision, trust_remote_code=False)

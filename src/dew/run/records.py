@@ -18,7 +18,8 @@ from dew.files import is_plain, write_atomically
 
 SCHEMA = 1
 MAX_TOKENS = 1_000_000
-"""Maximum number of tokens in one step's file, about 12 MB on disk. Further groups are omitted."""
+"""Maximum number of tokens in one step's file, about 12 MB on disk. Groups that do not fit are omitted, but the first
+is always written."""
 MAX_FILE = 1 << 30
 """Maximum size of a decompressed file in bytes."""
 MAX_LISTS = 4_000_000
@@ -177,11 +178,11 @@ def record_path(folder: Path, step: int) -> Path:
 def write_records(folder: Path, step: int, groups: Iterable[GroupRecord], max_tokens: int = MAX_TOKENS) -> int:
     """Write a step's groups into the run folder, replacing an earlier file, and return how many were written.
 
-    Groups that would exceed `max_tokens` are omitted as a whole. Without groups, no file is written.
+    Groups that would exceed `max_tokens` are omitted as a whole, except the first. Without groups, no file is written.
     """
     lines: list[bytes] = []
     for group in groups:
-        if group.size <= max_tokens:
+        if group.size <= max_tokens or not lines:
             max_tokens -= group.size
             line = {"schema": SCHEMA, **{f.name: getattr(group, f.name) for f in fields(group)}}
             answers = [_answer_to_json(answer) for answer in group.answers]

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dew.engines.credit import Rows
 from dew.engines.recorder import Columns, gold_of
+from dew.engines.trl.rewards import outcome_columns
 
 ANSWER_COLUMNS = ("outcome", "extra", "parts", "length", "truncated")
 """The columns that `answer_metrics` reads."""
@@ -85,7 +86,8 @@ def make_batch(
     accelerator, logp, entropy = trainer.accelerator, old.logp, old.entropy
     parts = capture.parts.masked_fill(capture.parts.isinf(), torch.nan)
     wants_logp = recorded is not None or trainer.algorithm.needs_logp
-    mask, outcome = loss_mask(inputs), parts[:, trainer.outcome_index]
+    mask, outcomes = loss_mask(inputs), parts[:, outcome_columns(trainer)]
+    outcome = outcomes.nansum(1).masked_fill(outcomes.isnan().all(1), torch.nan)
     finite = torch.ones(len(mask), dtype=torch.bool, device=mask.device)
     for x in (logp, entropy):
         if x is not None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list, send_to_device
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
@@ -172,6 +173,21 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(_read_json(path.with_name(STATE)).get("epoch") or 0)
     return state
+
+
+def use_learning_rate(trainer: Any, old: float | None) -> None:
+    """Set the rates of the trainer's own learning rate and number of steps. Its optimizer and schedule have just been
+    loaded with those of the run that wrote the checkpoint, whose learning rate was `old`."""
+    schedule, new = trainer.lr_scheduler, trainer.args.learning_rate
+    if not isinstance(schedule, LambdaLR):
+        return
+    if old and new != old:
+        logger.info("learning_rate: %g from now on; the checkpoint was trained with %g.", new, old)
+        schedule.base_lrs = [rate * new / old for rate in schedule.base_lrs]
+    rates = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+    schedule._last_lr = [rate * share(schedule.last_epoch) for rate, share in rates]
+    for group, rate in zip(trainer.optimizer.param_groups, schedule._last_lr, strict=True):
+        group["lr"] = rate
 
 
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))

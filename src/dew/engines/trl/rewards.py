@@ -73,6 +73,24 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
     return outcome
 
 
+def add_environments(trainer: Any, given: int) -> int:
+    """Wrap the rewards that TRL took from environments, after the `given` ones, and return the outcome's index."""
+    names, functions, args = trainer.reward_func_names, trainer.reward_funcs, trainer.args
+    for i in range(given, len(names)):
+        functions[i].__name__ = names[i]
+        functions[i] = checked(functions[i], args.reward_timeout)
+    return outcome_index(names if given or args.outcome_reward else names[:1], args)
+
+
+def outcome_columns(trainer: Any) -> list[int]:
+    """Return the columns of the outcome rewards: all that environments own if it is one of these, since each of them
+    scores only the answers of its environment."""
+    names, pools = trainer.reward_func_names, getattr(trainer, "_environment_pool", {}).values()
+    own = {type(instance).__name__ for pool in pools for instance in pool}
+    of_environments = [i for i, name in enumerate(names) if name in own]
+    return of_environments if trainer.outcome_index in of_environments else [trainer.outcome_index]
+
+
 def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
     """Raise an error if a column that a reward needs is missing, or if it is unclear which reward is the outcome."""
     columns, names, weights = getattr(data, "column_names", None), list(map(reward_name, rewards)), args.reward_weights

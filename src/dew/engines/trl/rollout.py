@@ -127,7 +127,10 @@ def _join(parts: list[Batch], fills: dict[str, float]) -> Batch:
 
 # ── what TRL samples from ───────────────────────────────────────────────────────────────────────────────────
 def check_inputs(trainer: Any) -> None:
-    """Check tokenizer and prompts, and wrap a rollout function, which may use any prompts."""
+    """Check model, tokenizer and prompts, and wrap a rollout function, which may use any prompts."""
+    if not any(p.requires_grad for p in trainer.model.parameters()):
+        remedy = "Load an adapter with PeftModel.from_pretrained(..., is_trainable=True)."
+        raise ConfigError(Problem("model: all of its parameters are frozen.", remedy=remedy))
     set_pad_token(trainer._tokenizer)
     if trainer.rollout_func is not None:
         trainer.rollout_func = checked_rollout(trainer.rollout_func)

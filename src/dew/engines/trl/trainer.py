@@ -26,7 +26,7 @@ from dew.engines.trl.batch import Batch, Capture, Scores, first_rows, gather_row
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
-from dew.engines.trl.rewards import check_rewards, checked, outcome_index
+from dew.engines.trl.rewards import add_environments, check_rewards, checked
 from dew.errors import ConfigError, Problem
 from dew.run.config import loadable_model
 from dew.run.settings import algorithm_settings
@@ -81,7 +81,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
         # its gradient can also be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
         torch.backends.cuda.enable_cudnn_sdp(False)
-        self.outcome_index = outcome_index(self.reward_func_names, args)
+        self.outcome_index = add_environments(self, len(rewards))
         if hasattr(self, "generation_config"):  # with NaN logits, sample noise: the step is skipped anyway
             self.generation_config.remove_invalid_values = True
 
@@ -108,6 +108,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def sharded(self) -> bool:
         """Whether a process may hold only part of the weights; all processes must then run equally many passes."""
         return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
+
+    @property
+    def overrides_loss(self) -> bool:
+        """Whether a subclass may change the loss of each of TRL's micro-batches."""
+        return any(
+            getattr(type(self), name) is not getattr(DewTrainer, name) for name in ("compute_loss", "_compute_loss")
+        )
 
     @property
     def group_size(self) -> int:
@@ -425,6 +432,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
+            "learning_rate": self.args.learning_rate,
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
             "position": self._stream.position if self._stream is not None else None,
@@ -438,6 +446,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
         if state is None:
             return
+        checkpoints.use_learning_rate(self, state.get("learning_rate"))
         self._metrics["train"].update(state["metrics"])
         self._nonfinite.state = state["health"]
         self._step, self._buffered_inputs = state["step"], state["generation"]

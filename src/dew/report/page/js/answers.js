@@ -24,7 +24,7 @@ const coloursOf = (group) => (group === view.group ? view.scale : scaleOf(group)
 
 /** The whole answer as a barcode, as long as the answer is beside the longest. */
 function strip(answer, longest) {
-  const width = Math.max(1, Math.min(answer.tokens.length, 4000));
+  const width = Math.max(1, Math.min(answer.tokens.length, 1500));
   const share = `${(100 * answer.tokens.length) / longest}%`;
   const canvas = h('canvas.strip', { width, height: 1, 'aria-hidden': 'true', '--share': share });
   const pixels = new ImageData(width, 1);
@@ -35,9 +35,7 @@ function strip(answer, longest) {
       const value = answer.live[t] ? answer[scale.signal]?.[t] : null;
       if (!isKnown(value)) continue;
       const [hue, deep] = scale.of(value);
-      const colour = rgb(hue);
-      for (let k = 0; k < 3; k++) pixels.data[4 * x + k] = colour[k];
-      pixels.data[4 * x + 3] = hue === 'none' ? 0 : 2.55 * deep;
+      pixels.data.set([...rgb(hue), hue === 'none' ? 0 : 2.55 * deep], 4 * x);
     }
     canvas.getContext('2d', { willReadFrequently: true }).putImageData(pixels, 0, 0);
   };
@@ -117,8 +115,8 @@ function divergence(group, i) {
   if (!parts.length) return null;
   const [before, here, after] = parts.map((share) => percent(share));
   const side = (k) => {
-    const spans = tokenSpans(group.answers[k], at, at + 200);
-    const box = h('div.tokens', { 'data-i': k }, outcome(group.answers[k]), ` #${k + 1} … `, spans);
+    const answer = group.answers[k];
+    const box = h('div.tokens', { 'data-i': k }, outcome(answer), ` #${k + 1} … `, tokenSpans(answer, at, at + 200));
     paintTokens(box, group, k);
     return box;
   };
@@ -143,10 +141,9 @@ function answerCard(group, places, longest) {
     more.hidden = !left;
   };
   const fill = () => {
-    const times = { title: `answers ${places.map((k) => k + 1).join(', ')}` };
     const header = h('header',
       outcome(answer),
-      places.length > 1 && h('b.times', times, `× ${places.length}`),
+      places.length > 1 && h('b.times', { title: `answers ${places.map((k) => k + 1).join(', ')}` }, `× ${places.length}`),
       quiet(places.slice(0, 4).map((k) => `#${k + 1}`).join(' '), places.length > 4 ? ' …' : ''),
       facets(answer),
     );

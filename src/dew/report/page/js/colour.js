@@ -26,13 +26,12 @@ function rgb(hue) {
 }
 
 const LIGHTEST = 12;
-const MIDDLE = 55;
 
 /** The size that has the full colour: not the largest, so that one outlier does not pale the rest. */
-const reachOf = (values) => values.map(Math.abs).sort((a, b) => a - b)[Math.round(0.98 * (values.length - 1))] ?? 0;
+const reachOf = (values) => Float64Array.from(values, Math.abs).sort()[Math.round(0.98 * (values.length - 1))] ?? 0;
 
 const depth = (size, reach) =>
-  reach ? LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, size / reach)) : size ? MIDDLE : 0;
+  reach ? LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, size / reach)) : size ? 55 : 0;
 
 /** A scale for one signal over the values of a group: value -> [hue, depth], and what its legend must say. */
 function makeScale(kind, values) {
@@ -51,9 +50,8 @@ function makeScale(kind, values) {
   const [centre, back] = kind === 'ratio' ? [Math.log, Math.exp] : [(v) => v, (v) => v];
   const placed = known(values).map(centre).filter(Number.isFinite);
   const [less, plus] = [reachOf(placed.filter((v) => v < 0)), reachOf(placed.filter((v) => v > 0))];
-  const legend = [];
-  if (less) legend.push({ hue: 'less', from: back(-less), to: back(0) });
-  if (plus) legend.push({ hue: 'plus', from: back(0), to: back(plus) });
+  const end = (hue, from, to) => ({ hue, from: back(from), to: back(to) });
+  const legend = [less && end('less', -less, 0), plus && end('plus', 0, plus)].filter(Boolean);
   const of = (value) => {
     const v = centre(value);
     return v > 0 ? ['plus', depth(v, plus)] : v < 0 ? ['less', depth(-v, less)] : ['none', 0];

@@ -23,27 +23,29 @@ function sideRow(group, places, correct) {
   return h('tr.side', h('th', { scope: 'row' }, title), places.map(cell));
 }
 
-function columnCell(answer, t) {
-  if (t >= answer.tokens.length) return h('td.over');
-  return h('td', { class: tokenClass(answer, t, view.scale), 'data-t': t }, brief(answer.tokens[t]));
-}
+const columnCell = (answer, t) =>
+  t < answer.tokens.length
+    ? h('td', { class: tokenClass(answer, t, view.scale), 'data-t': t }, brief(answer.tokens[t]))
+    : h('td.over');
 
 function columnsView(group) {
   const longest = longestOf(group);
   const fit = Math.ceil(view.parts.body.clientWidth / 40); // a few more than are in sight
-  const from = Math.min(view.column, longest - 1);
+  const from = Math.min(view.column ?? view.pinned?.t ?? 0, longest - 1);
   const to = Math.min(longest, from + fit);
   const places = Array.from({ length: to - from }, (_, k) => from + k);
   const sures = new Set(places.filter((t) => isSure(group, t)));
   const order = orderOf(group).sort((a, b) => group.answers[b].correct - group.answers[a].correct);
-  const turn = (by) => () => {
-    view.column = Math.max(0, from + by);
+  const turn = (t) => {
+    view.column = Math.max(0, t);
     showGroup();
   };
+  const onchange = ({ target }) => turn(Math.round(target.value) - 1);
+  const first = h('input', { type: 'number', min: 1, max: longest, value: from + 1, onchange });
   const pages = h('div.controls',
-    h('button.small', { disabled: from === 0, onclick: turn(-fit) }, '‹ earlier'),
-    quiet(`positions ${whole(from + 1)} to ${whole(to)} of ${whole(longest)}`),
-    h('button.small', { disabled: to >= longest, onclick: turn(fit) }, 'later ›'),
+    h('button.small', { disabled: from === 0, onclick: () => turn(from - fit) }, '‹ earlier'),
+    labelled('positions', [first, quiet(`to ${whole(to)} of ${whole(longest)}`)]),
+    h('button.small', { disabled: to >= longest, onclick: () => turn(to) }, 'later ›'),
   );
   const head = (t) => {
     const title = `every entropy at position ${t + 1} is below ${SURE} nats`;

@@ -124,11 +124,16 @@ function grpoS(group, settings) {
   return gtpo({ answers }, { ...settings, compare: 'matrix' }).map(([entry]) => entry);
 }
 
+let entries = {}; // the last ones: every token that is pointed at needs those of its group
+
 /** What each token's credit is made of under GRPO, GRPO-S or GTPO; undefined where a token does not train. */
 function entriesOf(group, method, settings) {
-  if (method === 'GTPO') return gtpo(group, settings);
-  const entries = method === 'GRPO' ? grpo(group) : grpoS(group, settings);
-  return group.answers.map(({ live }, i) => live.map((alive) => (alive ? entries[i] : undefined)));
+  const key = JSON.stringify([method, settings]);
+  if (entries.group === group && entries.key === key) return entries.rows;
+  const each = method === 'GRPO' ? grpo(group) : method === 'GRPO-S' && grpoS(group, settings);
+  const row = ({ live }, i) => live.map((alive) => (alive ? each[i] : undefined));
+  entries = { group, key, rows: each ? group.answers.map(row) : gtpo(group, settings) };
+  return entries.rows;
 }
 
 const advantages = (group, method, settings) =>

@@ -10,7 +10,6 @@ function curvesNote(runs) {
 }
 
 const MOST_CHIPS = 16;
-
 let pointedRuns = [];
 
 /** The lines of these runs before all others, in the charts that are drawn. */

@@ -96,7 +96,8 @@ function inWords(answer, t, entry, where) {
   const times = Math.abs(answer.relative?.[t] ?? 1);
   const more = times < 1 ? `${percent(1 - times)} less than` : `${percent(times - 1)} more than`;
   const much = Math.abs(times - 1) < 0.005 ? 'just as' : times >= 2 ? `${short(times)} times as much as` : more;
-  if (!isKnown(entry.H) || !(entry.peers > 1)) return h('p.in-words', `${verb} ${much} under GRPO.`);
+  const alone = entry.peers === 1 ? `: there is nothing else in ${where} to compare it with` : '';
+  if (!isKnown(entry.H) || alone) return h('p.in-words', `${verb} ${much} under GRPO${alone}.`);
   const sure = entry.H < SURE ? 'nearly certain' : entry.H < 0.5 ? 'fairly certain' : 'uncertain';
   const than = entry.weight > 1 === entry.correct ? 'less certain than' : 'more certain than';
   const token = h('code', brief(answer.tokens[t]).slice(0, 40));

@@ -8,7 +8,7 @@ async function openGroup(place) {
   const group = await groupAt(place.n);
   if (view.place !== place) return;
   view.group = group;
-  if (other) view.column = 0;
+  if (other) view.column = null;
   const [i, t] = state.token.split('.').map((k) => Number(k) - 1);
   view.pinned = group.answers[i] && t < group.answers[i].tokens.length ? { i, t } : null;
   if (!view.parts.list.querySelector(`tr[data-n="${place.n}"]`)) groupList();

@@ -13,8 +13,7 @@ const dot = (r) => {
   return h('span.dot', { '--mark': `var(${colourOf(r)})`, '--shape': shape && `polygon(${shape})` });
 };
 const runMark = (r) =>
-  manyRuns() &&
-  h('span.run-mark', { '--mark': `var(${colourOf(r)})`, title: runName(r) }, String(r + 1));
+  manyRuns() && h('span.run-mark', { '--mark': `var(${colourOf(r)})`, title: runName(r) }, String(r + 1));
 const runName = (r) => visible(view.report.runs[r].name);
 /** Without the settings in its brackets where that names one arm only; these are shown on hover. */
 function shortName({ label }) {
@@ -196,8 +195,7 @@ function differing(report) {
 
 function facts(report) {
   const runs = report.runs.slice(0, MOST_COLUMNS);
-  const names = new Set(runs.flatMap((run) => Object.keys(run.facts)));
-  for (const name of ['schema', 'name']) names.delete(name);
+  const names = new Set(runs.flatMap(({ facts: { schema, name, ...shown } }) => Object.keys(shown)));
   const value = (name, r) => said(report.runs[r].facts[name]);
   const config = ({ name, config: text }) =>
     text && [h('h3', `config.yaml of ${visible(name)}`), h('pre.config', { tabindex: 0 }, visible(text))];

@@ -2,10 +2,9 @@
 
 const WIDE = 420;
 const HIGH = 170;
-const FLOOR_Y = HIGH - 22; // the height of 0
 const SIDES = ['correct', 'wrong'];
-const SIDE_SIGN = { correct: '✓ correct', wrong: '✗ wrong' };
-const sideKey = (name, text) => h(`span.key-${sideClass(name === 'correct')}`, `${SIDE_SIGN[name]}${text}`);
+const sideKey = (name, text) =>
+  h(`span.key-${sideClass(name === 'correct')}`, `${name === 'correct' ? '✓' : '✗'} ${name}${text}`);
 
 /** A rectangle that opens its tokens; `drawing` listens for all of them. */
 const openMark = (name, look, label, act) =>
@@ -44,7 +43,7 @@ const below = (left, right) => [
   s('text', { x: WIDE - 10, y: HIGH - 6, 'text-anchor': 'end' }, right),
 ];
 const across = (y, name) => s(`line.${name}`, { x1: 10, x2: WIDE - 10, y1: y, y2: y });
-const heightOf = (top) => (v) => FLOOR_Y - ((HIGH - 40) * v) / top;
+const heightOf = (top) => (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
 
 /** Bars in columns: [x, width] of column k of n. */
 const columnAt = (n) => (k) => [10 + ((WIDE - 20) * k) / n, (WIDE - 20) / n];
@@ -131,8 +130,7 @@ function wordTable(query, side, title, words) {
 }
 
 function spreadOf(run, r) {
-  const { credit } = run;
-  const { words } = credit;
+  const { credit, credit: { words } } = run;
   const query = manyRuns() ? `run=${r + 1}` : '';
   if (!credit.entropy && !credit.credit)
     return h('p.calm', 'No entropy or credit was recorded, so there is nothing to show here.');

@@ -8,7 +8,7 @@ const view = {
   group: null, // and its content
   drawn: '', // the settings that it is drawn with
   scale: null, // the colours of its signal
-  column: 0, // first position of the column view
+  column: null, // first position of the column view; else that of the pinned token
   what: null, // settings of the first rule that were changed where rules are compared
   pinned: null, // the token that was clicked, and the last one under the pointer
   hovered: null,
