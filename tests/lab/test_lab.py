@@ -99,28 +99,6 @@ def test_countdown_verdicts_equal_a_replay():
     assert found[:100].all() and 0 < found[100:].float().mean() < 0.5
 
 
-@pytest.mark.parametrize(("variant", "begins"), [("shifted", False), ("filler", True)])
-def test_countdown_whose_answers_do_not_line_up(variant, begins):
-    """Without fillers the demonstrations are countdown's, and the verdict is that on what is left."""
-    task = get_task(f"countdown-6-{variant}")
-    problems = task.problems(200, generator("variants"))[0]
-    written = [text(row) for row in problems.demonstration]
-    plain = [row.translate(dict.fromkeys(map(ord, ",:>"))) for row in written]
-    facts = problems.facts.tolist()
-    assert all(countdown_oracle(row, x[:-1], x[-1]) for row, x in zip(plain, facts, strict=True))
-    assert any(row[0] in ",:>" for row in written) == begins
-    if variant == "shifted":
-        numbers = [part for row in written for part in re.findall(r"\d+,*", row)]
-        assert all(x.count(",") == int(x.rstrip(",")) % 4 for x in numbers)
-    else:
-        runs = [re.match("[,:>]*", step)[0] for row in written for step in row.split(";")]
-        assert {len(x) for x in runs} == set(range(5)) and {c for x in runs for c in x} == set(",:>")
-    cases = {">3,+,7=1:0;10-2=8>": True, "3+7=11;11-3=8": False, ",,": False}
-    answers = torch.tensor([ids(answer, 20) for answer in cases])
-    facts = torch.tensor([[3, 7, 2, 8]] * len(cases))
-    assert task.verdict(answers, facts).tolist() == list(cases.values())
-
-
 def test_addition_verdicts_by_hand():
     cases = {"3+7=10;10+2=12": True, "=12": True, "3+7=12;1": False, "12": False, "3+9=": False, "3+9=0000012": False}
     answers = torch.tensor([ids(answer, 16) for answer in cases])

@@ -1,15 +1,11 @@
 """Generated problems whose answers are written in steps. Problems and verdicts are computed for all rows at once.
 
     countdown-3, -4, -6, -8   reach a target with some of the numbers: 03,07,02,11:36> 7+2=9;11-3=8;...
-    countdown-6-shifted       each number n is followed by n mod 4 commas: 7,,,+2,,=9,;...
-    countdown-6-filler        each step begins with 0 to 4 random fillers: >,:7+2=9;:11-3=8;...
     addition-8, -14           sum the numbers one after the other: 47,85,12,...> 47+85=132;132+12=144;...
 
 A problem is a function of uniform random numbers, so a seed gives the same problems whatever other runs are trained.
-Countdown needs planning. In its variants the same step is at different positions in different answers, with no further
-choices (shifted) or with choices that do not matter (filler); verdicts ignore commas and fillers. Addition needs many
-steps without an error: the demonstrations contain slips, which the warm start learns, and one slip makes an answer
-wrong.
+Countdown needs planning. Addition needs many steps without an error: the demonstrations contain slips, which the warm
+start learns, and one slip makes an answer wrong.
 """
 
 import hashlib
@@ -127,9 +123,9 @@ def get_task(name: str) -> GeneratedTask:
 class Writer:
     """Writes tokens to many rows of different lengths at once."""
 
-    def __init__(self, like: Tensor, width: int, shifted: bool = False) -> None:
-        """`like` gives the number of rows and the device. `shifted`: add commas after each number."""
-        self.shifted, self.width, self.at = shifted, width, torch.zeros(len(like), dtype=torch.long, device=like.device)
+    def __init__(self, like: Tensor, width: int) -> None:
+        """`like` gives the number of rows and the device."""
+        self.width, self.at = width, torch.zeros(len(like), dtype=torch.long, device=like.device)
         self.tokens = torch.full((len(like), width + 1), PAD, device=like.device)  # last column: overflow
 
     def put(self, token: Tensor | int, where: Tensor | None = None) -> None:
@@ -145,8 +141,6 @@ class Writer:
         for place in reversed(range(4)):
             digit = value // 10**place
             self.put(digit % 10, (digit > 0) | (place < padded))
-        for comma in range(3 * self.shifted):
-            self.put(COMMA, value % 4 > comma)
 
     def step(self, a: Tensor, op: Tensor | int, b: Tensor, result: Tensor, end: int) -> None:
         """Append `a∘b=result` and `end`, which is NEXT or EOS."""
@@ -174,19 +168,13 @@ def _prompt(numbers: Tensor, *last: int) -> Tensor:
 
 
 # ── countdown ───────────────────────────────────────────────────────────────────────────────────────────────
-FILLERS = 4
-"""Maximum fillers (COMMA, COLON or ASK) before a step."""
-
-
-def _countdown(k: int, largest: int, tokens: int, variant: str = "") -> GeneratedTask:
-    draws = 3 + (1 + FILLERS) * (variant == "filler")
-
+def _countdown(k: int, largest: int, tokens: int) -> GeneratedTask:
     def build(u: Tensor) -> tuple[Problems, Tensor]:
         """Take random steps until one number is left. It is the target, and must have one or two digits."""
         numbers = 1 + (u[:, :k] * largest).long()
-        pool, valid, writer = numbers.clone(), numbers[:, 0] > 0, Writer(u, tokens, variant == "shifted")
+        pool, valid, writer = numbers.clone(), numbers[:, 0] > 0, Writer(u, tokens)
         value = pool[:, 0]
-        for left, (first, second, kind, *fill) in zip(range(k, 1, -1), u[:, k:].T.split(draws), strict=True):
+        for left, (first, second, kind) in zip(range(k, 1, -1), u[:, k:].T.split(3), strict=True):
             i, j = (first * left).long()[:, None], (second * (left - 1)).long()[:, None]
             a = pool.gather(1, i)
             pool.scatter_(1, i, pool[:, left - 1 : left])
@@ -197,18 +185,13 @@ def _countdown(k: int, largest: int, tokens: int, variant: str = "") -> Generate
             pool.scatter_(1, j, value)
             value = value[:, 0]
             valid &= value < 1000
-            for i, filler in enumerate(fill[1:]):
-                writer.put(COMMA + (filler * 3).long(), (fill[0] * (FILLERS + 1)).long() > i)
             writer.step(a[:, 0], op[:, 0], b[:, 0], value, NEXT if left > 2 else EOS)
         answer, whole = writer.rows()
         valid &= whole & (value > 0) & (value < 100)
         facts = torch.cat([numbers, value[:, None]], 1)
         return Problems(_prompt(facts, COLON, ASK), answer, facts), valid
 
-    name, verdict = f"countdown-{k}", _countdown_verdict
-    if variant:
-        name, verdict = f"{name}-{variant}", _filled_countdown_verdict
-    return GeneratedTask(name, 3 * k + 4, tokens, k + draws * (k - 1), build, verdict)
+    return GeneratedTask(f"countdown-{k}", 3 * k + 4, tokens, k + 3 * (k - 1), build, _countdown_verdict)
 
 
 def _apply(op: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -244,13 +227,6 @@ def _countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
         digits = torch.where(digit, digits + 1, 0)
         part = torch.where(ends, 0, torch.where(digit, part, part + 1))
     return correct
-
-
-def _filled_countdown_verdict(answers: Tensor, facts: Tensor) -> Tensor:
-    """The countdown verdict without fillers: they are moved to the end, as padding."""
-    filler = (answers >= COMMA) & (answers <= ASK)
-    kept = torch.where(filler, PAD, answers).gather(1, filler.long().argsort(dim=1, stable=True))
-    return _countdown_verdict(kept, facts)
 
 
 def _remove(pool: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -296,6 +272,5 @@ def _last_number_verdict(answers: Tensor, facts: Tensor) -> Tensor:
 
 
 COUNTDOWN = [_countdown(3, 13, 20), _countdown(4, 13, 28), _countdown(6, 13, 46), _countdown(8, 9, 58)]
-COUNTDOWN += [_countdown(6, 13, 84, "shifted"), _countdown(6, 13, 66, "filler")]
 ADDITION = [_addition(8, 76), _addition(14, 146)]
 TASKS = {task.name: task for task in COUNTDOWN + ADDITION}

@@ -26,12 +26,13 @@ function rgb(hue) {
 }
 
 const LIGHTEST = 12;
+const MIDDLE = 55;
 
 /** The size that has the full colour: not the largest, so that one outlier does not pale the rest. */
 const reachOf = (values) => Float64Array.from(values, Math.abs).sort()[Math.round(0.98 * (values.length - 1))] ?? 0;
 
 const depth = (size, reach) =>
-  reach ? LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, size / reach)) : size ? 55 : 0;
+  reach ? LIGHTEST + (100 - LIGHTEST) * Math.min(1, Math.max(0, size / reach)) : size ? MIDDLE : 0;
 
 /** A scale for one signal over the values of a group: value -> [hue, depth], and what its legend must say. */
 function makeScale(kind, values) {

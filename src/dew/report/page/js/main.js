@@ -71,8 +71,10 @@ function groupKey(event) {
 
 function pressed(event) {
   if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector('dialog[open]')) return;
-  const isTyping = event.target.matches('input, select, textarea');
-  if (isTyping) return void (event.key === 'Escape' && event.target.blur());
+  if (event.target.matches('input, select, textarea')) {
+    if (event.key === 'Escape') event.target.blur();
+    return;
+  }
   const anywhere = { '?': () => byId('help').showModal(), t: turnTheme, q: view.all[0] && (() => openTokens('')) }[event.key];
   const act = anywhere || (viewName === 'groups' && view.group && groupKey(event));
   if (!act) return;

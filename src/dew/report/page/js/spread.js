@@ -2,6 +2,7 @@
 
 const WIDE = 420;
 const HIGH = 170;
+const FLOOR_Y = HIGH - 22; // the height of 0
 const SIDES = ['correct', 'wrong'];
 const sideKey = (name, text) =>
   h(`span.key-${sideClass(name === 'correct')}`, `${name === 'correct' ? '✓' : '✗'} ${name}${text}`);
@@ -43,7 +44,7 @@ const below = (left, right) => [
   s('text', { x: WIDE - 10, y: HIGH - 6, 'text-anchor': 'end' }, right),
 ];
 const across = (y, name) => s(`line.${name}`, { x1: 10, x2: WIDE - 10, y1: y, y2: y });
-const heightOf = (top) => (v) => HIGH - 22 - ((HIGH - 40) * v) / top;
+const heightOf = (top) => (v) => FLOOR_Y - ((HIGH - 40) * v) / top;
 
 /** Bars in columns: [x, width] of column k of n. */
 const columnAt = (n) => (k) => [10 + ((WIDE - 20) * k) / n, (WIDE - 20) / n];
