@@ -1,13 +1,11 @@
 """The pages of the study have the tables of the committed runs."""
 
-import tarfile
 from pathlib import Path
 
 import pytest
 from scripts import study_tables
 
 from dew.compare import Result
-from dew.engines.lab import load_study
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,14 +16,6 @@ def test_the_tables_and_the_figure_are_those_of_the_runs():
         text = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
         assert text in pages, f"run scripts/study_tables.py --write ({name})"
     assert (ROOT / "docs" / "images" / "study-effect.svg").read_text() == study_tables.figure()
-
-
-def test_the_archives_hold_run_folders(tmp_path):
-    with tarfile.open(study_tables.RESULTS / "grpo_s-1.tar.gz") as archive:
-        archive.extractall(tmp_path, filter="data")
-    found = [(r.task, r.arm, r.learning_rate, r.seed, r.scores) for r in load_study(tmp_path)]
-    assert found == [(r.task, r.arm, r.learning_rate, r.seed, r.scores) for r in study_tables.read("grpo_s-1")]
-    assert len(found) == 24
 
 
 def test_differences_over_several_warm_starts():
