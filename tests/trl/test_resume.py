@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -218,6 +219,14 @@ def test_a_resumed_run_trains_at_its_own_learning_rate(tmp_path, caplog):
     rates = [line["learning_rate"] for line in resumed.state.log_history if "learning_rate" in line]
     assert rates == pytest.approx([1e-4, 5e-5, 2e-4, 1e-4])
     assert "learning_rate: 0.0004 from now on; the checkpoint was trained with 0.0001." in caplog.text
+
+
+def test_other_schedules_go_on_from_the_rate_in_the_checkpoint():
+    optimizer = torch.optim.SGD([{"params": [torch.ones(1)], "lr": x} for x in (3e-4, 1e-5)])
+    args, schedule = SimpleNamespace(learning_rate=1e-5), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for old in (1e-4, None, 1e-5):  # None: written by dew 0.2
+        checkpoints.use_learning_rate(SimpleNamespace(lr_scheduler=schedule, optimizer=optimizer, args=args), old)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([3e-5, 1e-6])
 
 
 def test_the_prompt_stream_visits_each_prompt_once_per_epoch():

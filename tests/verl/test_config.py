@@ -127,6 +127,7 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({"algorithm__alpha2": 0.2}, "algorithm.alpha2 is not read"),
         ({"algorithm__dwe": {"alpha2": 0.2}}, "algorithm.dwe is not read"),
         ({"custom_reward_function": {"path": "mine.py", "name": None}}, "custom_reward_function.path: this release"),
+        ({"sandbox_fusion": {"url": "http://box"}}, "sandbox_fusion.url: this release"),
         ({"distillation": {"enabled": True}}, "distillation"),
         ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
         (IN_BF16, "entropy_from_logits_with_chunking=True"),
@@ -148,6 +149,7 @@ def test_refused(changes, message):
         {**IN_BF16, f"{MODEL}use_fused_kernels": True},
         {**IN_BF16, **EXACT},
         {"algorithm__adv_estimator": "dr_grpo", "algorithm__norm_adv_by_std_in_grpo": False},
+        {"algorithm__adv_estimator": "the user's own", "algorithm__threshold": 0.2},
         {**IN_BF16, f"{ACTOR}strategy": "megatron"},  # not FSDP's arithmetic
         *[{"trainer__v1__trainer_mode": mode} for mode in MODES],
     ],
