@@ -289,9 +289,8 @@ def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before
     uniforms = torch.rand(len(lengths), limit, 2)
     uniforms[range(len(lengths)), [n - 1 for n in lengths]] = 2
     ours = Decoder(model, Ending(), ends=[EOS], pad=PAD)
-    ids, found, logp, entropy = (
-        x.cpu() for x in ours.rows([prompt] * len(lengths), limit, uniforms=uniforms.to(device))
-    )
+    answers = ours.rows([prompt] * len(lengths), limit, uniforms=uniforms.to(device))
+    ids, found, logp, entropy = (x.cpu() for x in answers)
     assert found.tolist() == lengths and 1 in ours._kept
     model.float().cpu()
     for i in (2, 4):

@@ -247,9 +247,7 @@ def test_checkpoints_are_rotated_by_step_not_by_a_clock_that_was_corrected(tmp_p
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
 
-@pytest.mark.parametrize(
-    "length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}], ids=["steps", "epochs"]
-)
+@pytest.mark.parametrize("length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}], ids=["steps", "epoch"])
 def test_a_finished_run_is_loaded_and_not_trained_further(length, tmp_path):
     first = make(tmp_path, 2, save_total_limit=1, **length)
     first.train()
