@@ -284,6 +284,4 @@ def _benchmark(
     whole = f"{text}{benchmark.table([*others, *own])}\n\n{benchmark.ABOUT}\n"
     write_atomically(folder / "benchmark.md", whole.encode())
     show_markdown(text + benchmark.table(own))
-    out.print(
-        f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}"
-    )
+    out.print(f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves: dew report {folder / 'stage2'}")
