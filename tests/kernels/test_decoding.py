@@ -226,7 +226,8 @@ def test_filters_come_after_the_temperature():
     """At temperature 0.5, probabilities of 1, 2, 3 and 4 tenths become 1, 4, 9 and 16 thirtieths."""
     logits, uniforms = torch.tensor([1.0, 2.0, 3.0, 4.0]).log().expand(100, -1), torch.rand(100, 2)
     uniforms[:2, 0] = torch.tensor([0.0, 1 - 2**-24])
-    for settings, least in (({"top_k": 3}, 1), ({"top_k": 99}, 0), ({"top_p": 0.52}, 3), ({"min_p": 0.2}, 1)):
+    kept = (({"top_k": 3}, 1), ({"top_k": 99}, 0), ({"top_k": -1}, 0), ({"top_p": 0.52}, 3), ({"min_p": 0.2}, 1))
+    for settings, least in kept:
         tokens = Draw(0.5, **settings).scored(logits, uniforms)[0]
         assert sorted(set(tokens.tolist())) == list(range(least, 4)), settings
 
@@ -288,9 +289,8 @@ def test_an_answer_at_16k_tokens_outlives_the_others(monkeypatch, device, before
     uniforms = torch.rand(len(lengths), limit, 2)
     uniforms[range(len(lengths)), [n - 1 for n in lengths]] = 2
     ours = Decoder(model, Ending(), ends=[EOS], pad=PAD)
-    ids, found, logp, entropy = (
-        x.cpu() for x in ours.rows([prompt] * len(lengths), limit, uniforms=uniforms.to(device))
-    )
+    answers = ours.rows([prompt] * len(lengths), limit, uniforms=uniforms.to(device))
+    ids, found, logp, entropy = (x.cpu() for x in answers)
     assert found.tolist() == lengths and 1 in ours._kept
     model.float().cpu()
     for i in (2, 4):

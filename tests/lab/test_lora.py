@@ -142,9 +142,7 @@ def test_a_replica_equals_a_run_with_peft(family):
         assert (run.history[-1]["sampling/logp_difference"] < 1e-5).all()
     one = SimpleNamespace(replicas=[run.replicas[3]], **{k: getattr(run, k) for k in ("settings", "task")})
     one._uniforms = lambda *args: run._uniforms(*args)[3:]
-    own = [
-        (problems[3:], type(answers)(*(None if x is None else x[3:] for x in answers))) for problems, answers in seen
-    ]
+    own = [(p[3:], type(answers)(*(None if x is None else x[3:] for x in answers))) for p, answers in seen]
     named, norms = peft_run(family, one, own)
     found = torch.stack([x["grad_norm"][3] for x in run.history])
     assert (found > 0.01).sum() >= 2

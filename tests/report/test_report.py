@@ -408,6 +408,7 @@ def pairs_of(runs: list[Run], name: str = "accuracy") -> dict[tuple[str, str], A
 def test_the_headline_of_many_arms_names_the_baseline_and_the_range() -> None:
     many = [run_with(str(i), f"rule{i}", 0, i / 10) for i in range(1, 7)]
     assert content_of(many)["headline"].endswith("rule1 10% solved, 5 others 20% to 60%")
+    assert content_of([replace(many[0], metrics=[]), *many[1:]])["headline"].endswith("5 arms 20% to 60% solved")
 
 
 def test_only_comparable_runs_are_paired() -> None:

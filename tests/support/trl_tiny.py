@@ -121,11 +121,9 @@ def ready(output_dir, rewards=outcome, others=None, **settings):
 def rows(trainer):
     """What the data loader hands to one process: each prompt as often as it is answered."""
     size = trainer.num_generations
-    everything = [
-        trainer.train_dataset[i] for i in range(trainer.args.generation_batch_size // size) for _ in range(size)
-    ]
-    share = len(everything) // trainer.accelerator.num_processes
-    return everything[trainer.accelerator.process_index * share :][:share]
+    every = [trainer.train_dataset[i] for i in range(trainer.args.generation_batch_size // size) for _ in range(size)]
+    share = len(every) // trainer.accelerator.num_processes
+    return every[trainer.accelerator.process_index * share :][:share]
 
 
 def generation(trainer):

@@ -173,9 +173,8 @@ def test_a_good_step_resets_the_count(tmp_path):
 
 def test_a_generation_counts_once_however_many_steps_are_trained_on_it(tmp_path):
     """Four steps on one generation: a single bad reward must not stop the run."""
-    trainer, weights = broken(
-        tmp_path, "reward", {1}, max_steps=5, steps_per_generation=4, gradient_accumulation_steps=1
-    )
+    batch = {"steps_per_generation": 4, "gradient_accumulation_steps": 1}
+    trainer, weights = broken(tmp_path, "reward", {1}, max_steps=5, **batch)
     trainer.train()
     assert weights.moved() == [False] * 4 + [True]
 

@@ -104,10 +104,8 @@ def mentions(path):
     tree = ast.parse(path.read_text())
     algorithms = set(list_algorithms()) - {"dew", "trl"}  # also the names of the package and of an engine
     identifiers = classes()
-    documented = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    ]
-    docstrings = {id(node.value) for node in documented}
+    documented = [x for x in ast.walk(tree) if isinstance(x, ast.Expr) and isinstance(x.value, ast.Constant)]
+    docstrings = {id(x.value) for x in documented}
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,6 +221,14 @@ def test_a_resumed_run_trains_at_its_own_learning_rate(tmp_path, caplog):
     assert "learning_rate: 0.0004 from now on; the checkpoint was trained with 0.0001." in caplog.text
 
 
+def test_other_schedules_go_on_from_the_rate_in_the_checkpoint():
+    optimizer = torch.optim.SGD([{"params": [torch.ones(1)], "lr": x} for x in (3e-4, 1e-5)])
+    args, schedule = SimpleNamespace(learning_rate=1e-5), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    for old in (1e-4, None, 1e-5):  # None: written by dew 0.2
+        checkpoints.use_learning_rate(SimpleNamespace(lr_scheduler=schedule, optimizer=optimizer, args=args), old)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([3e-5, 1e-6])
+
+
 def test_the_prompt_stream_visits_each_prompt_once_per_epoch():
     stream = PromptStream(range(7), seed=3, shuffle=True)
     taken = [i for count in (2, 3, 1, 8) for i in stream.take(count)]
@@ -238,9 +247,7 @@ def test_checkpoints_are_rotated_by_step_not_by_a_clock_that_was_corrected(tmp_p
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
 
 
-@pytest.mark.parametrize(
-    "length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}], ids=["steps", "epochs"]
-)
+@pytest.mark.parametrize("length", [{"max_steps": 2}, {"max_steps": -1, "num_train_epochs": 1}], ids=["steps", "epoch"])
 def test_a_finished_run_is_loaded_and_not_trained_further(length, tmp_path):
     first = make(tmp_path, 2, save_total_limit=1, **length)
     first.train()

@@ -49,9 +49,8 @@ ACTOR = "actor_rollout_ref__actor__"
 def test_settings_of_the_algorithm():
     config = verl(algorithm__dew={"alpha2": 0.2, "entropy_clip": [0.1, 2.0]})
     assert check(config) == GTPO(alpha2=0.2, entropy_clip=(0.1, 2.0), max_tokens=4096)
-    assert [p.remedy for p in changed_by_verl(check(verl(algorithm__adv_estimator="gspo")))] == [
-        SET_BY_VERL["clip_low"]
-    ]
+    (problem,) = changed_by_verl(check(verl(algorithm__adv_estimator="gspo")))
+    assert problem.remedy == SET_BY_VERL["clip_low"]
 
 
 LOSS = "actor_rollout_ref__actor__policy_loss__loss_mode"
@@ -76,10 +75,8 @@ def test_a_subclass_does_not_inherit_verls_own_estimator():
 
 
 def test_what_verl_controls_is_read_from_verl():
-    config = verl(
-        actor_rollout_ref__actor__use_kl_loss=True, algorithm__filter_groups={"enable": True, "metric": "acc"}
-    )
-    algorithm = read_algorithm(config)
+    filtered = {"enable": True, "metric": "acc"}
+    algorithm = read_algorithm(verl(actor_rollout_ref__actor__use_kl_loss=True, algorithm__filter_groups=filtered))
     assert (algorithm.kl_coef, algorithm.dynamic_sampling) == (0.001, True)
 
 
@@ -127,6 +124,7 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({"algorithm__alpha2": 0.2}, "algorithm.alpha2 is not read"),
         ({"algorithm__dwe": {"alpha2": 0.2}}, "algorithm.dwe is not read"),
         ({"custom_reward_function": {"path": "mine.py", "name": None}}, "custom_reward_function.path: this release"),
+        ({"sandbox_fusion": {"url": "http://box"}}, "sandbox_fusion.url: this release"),
         ({"distillation": {"enabled": True}}, "distillation"),
         ({"algorithm__adv_estimator": "entropy_advantage"}, "actor_rollout_ref.actor.calculate_entropy=True"),
         (IN_BF16, "entropy_from_logits_with_chunking=True"),
@@ -148,6 +146,7 @@ def test_refused(changes, message):
         {**IN_BF16, f"{MODEL}use_fused_kernels": True},
         {**IN_BF16, **EXACT},
         {"algorithm__adv_estimator": "dr_grpo", "algorithm__norm_adv_by_std_in_grpo": False},
+        {"algorithm__adv_estimator": "the user's own", "algorithm__threshold": 0.2},
         {**IN_BF16, f"{ACTOR}strategy": "megatron"},  # not FSDP's arithmetic
         *[{"trainer__v1__trainer_mode": mode} for mode in MODES],
     ],

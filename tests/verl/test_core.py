@@ -179,8 +179,7 @@ def test_correction_weights_and_the_kl_term_reach_the_loss():
     expected, _ = policy_loss(logp, old, A, mask, ref_logp=ref, kl_coef=0.3, weight=weight)
     data = td([0, 1, 2, 3], lengths, mask, old, A, int(mask.sum()), 4, rollout_is_weights=weight, ref_log_prob=ref)
     config = actor(use_kl_loss=True, kl_loss_coef=0.3, kl_loss_type="low_var_kl", loss_agg_mode="token-mean")
-    value, metrics = actor_loss(
-        config, {"log_probs": model_output(logp, lengths)}, data, algorithm=get_algorithm("gtpo")
-    )
+    scored = {"log_probs": model_output(logp, lengths)}
+    value, metrics = actor_loss(config, scored, data, algorithm=get_algorithm("gtpo"))
     close(value, expected, atol=1e-6)
     assert "kl_loss" in metrics

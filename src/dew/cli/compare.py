@@ -174,10 +174,7 @@ def lab(
     arms: Annotated[list[str] | None, typer.Argument(help="dapo, gtpo(alpha2=0.5), gtpo@3e-5, rules.py:Class.")] = None,
     model: Annotated[str | None, typer.Option(help="Train LoRA adapters on this model: folder or hub name.")] = None,
     task: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="countdown-3, -4 (default), -6, -6-shifted, -6-filler, -8, addition-8, -14; any with --model."
-        ),
+        list[str] | None, typer.Option(help="countdown-3, -4 (default), -6, -8, addition-8, -14; any with --model.")
     ] = None,
     reward: Annotated[str | None, typer.Option(help="With --model: a verifier, or file.py:function.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Seeds per arm (default 8); a verdict needs 5.")] = None,
@@ -287,6 +284,4 @@ def _benchmark(
     whole = f"{text}{benchmark.table([*others, *own])}\n\n{benchmark.ABOUT}\n"
     write_atomically(folder / "benchmark.md", whole.encode())
     show_markdown(text + benchmark.table(own))
-    out.print(
-        f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves and intervals: dew report {folder / 'stage2'}"
-    )
+    out.print(f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves: dew report {folder / 'stage2'}")

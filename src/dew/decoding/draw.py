@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ class Draw:
     @property
     def plain(self) -> bool:
         """Whether tokens are drawn from the whole vocabulary."""
-        return not (self.greedy or self.top_k or self.top_p < 1 or self.min_p)
+        return not (self.greedy or self.top_k > 0 or self.top_p < 1 or self.min_p)
 
     def scored(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, ...]:
         """Logits (B, V) -> token, log-probability, entropy and, with `sum_sq`, Σπ², each (B,) and before any filter.
@@ -51,7 +50,6 @@ class Draw:
 
     def filtered(self, z: Tensor) -> Tensor:
         """Set to -inf the scores that top_k, then top_p, then min_p remove."""
-        ids: Any = None
-        z = TopKLogitsWarper(self.top_k)(ids, z) if self.top_k else z
-        z = TopPLogitsWarper(self.top_p)(ids, z) if self.top_p < 1 else z
-        return MinPLogitsWarper(self.min_p)(ids, z) if self.min_p else z
+        z = TopKLogitsWarper(self.top_k)(None, z) if self.top_k > 0 else z
+        z = TopPLogitsWarper(self.top_p)(None, z) if self.top_p < 1 else z
+        return MinPLogitsWarper(self.min_p)(None, z) if self.min_p else z

@@ -173,8 +173,9 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
             found.append((f"{arm['label']} " if len(arms) > 1 else "", start, fmean(after)))
     texts = [f"{label}{start}{show(value)}" for label, start, value in found]
     if len(found) > 4:  # the baseline and the range: to name some of the others would be a choice
-        low, high = (show(end(value for *_, value in found[:-1])) for end in (min, max))
-        texts = [texts[-1], f"{len(found) - 1} others {low} to {high}"]
+        n = len(found) - bool(after)  # the baseline is last, if it has a value
+        low, high = (show(end(value for *_, value in found[:n])) for end in (min, max))
+        texts = [*texts[n:], f"{n} {'others' if after else 'arms'} {low} to {high}"]
     texts[:1] = [f"{text} {what}" for text in texts[:1]]
     return ": ".join(text for text in (about, ", ".join(texts)) if text)
 

@@ -178,16 +178,18 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
 def use_learning_rate(trainer: Any, old: float | None) -> None:
     """Set the rates of the trainer's own learning rate and number of steps. Its optimizer and schedule have just been
     loaded with those of the run that wrote the checkpoint, whose learning rate was `old`."""
-    schedule, new = trainer.lr_scheduler, trainer.args.learning_rate
-    if not isinstance(schedule, LambdaLR):
-        return
-    if old and new != old:
+    schedule, groups, new = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.args.learning_rate
+    scale = new / old if old else 1.0
+    if scale != 1:
         logger.info("learning_rate: %g from now on; the checkpoint was trained with %g.", new, old)
-        schedule.base_lrs = [rate * new / old for rate in schedule.base_lrs]
-    rates = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-    schedule._last_lr = [rate * share(schedule.last_epoch) for rate, share in rates]
-    for group, rate in zip(trainer.optimizer.param_groups, schedule._last_lr, strict=True):
-        group["lr"] = rate
+        for group in groups:  # other schedules, such as reduce_lr_on_plateau, go on from these
+            group["lr"] *= scale
+    if isinstance(schedule, LambdaLR):
+        schedule.base_lrs = [rate * scale for rate in schedule.base_lrs]
+        rates = zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+        schedule._last_lr = [rate * share(schedule.last_epoch) for rate, share in rates]
+        for group, rate in zip(groups, schedule._last_lr, strict=True):
+            group["lr"] = rate
 
 
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))

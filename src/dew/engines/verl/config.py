@@ -181,11 +181,13 @@ def _mode_problems(config: Any) -> list[Problem]:
 
 def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
     """Find settings of dew outside its sections, and keys whose names verl has changed: nothing reads them."""
-    ours, settings = ("dew", "dew_run"), {*algorithm_classes(), *(field.name for field in fields(algorithm))}
+    ours, credits = ("dew", "dew_run"), algorithm.name in dew_estimators()  # an estimator of the user's may read others
+    settings = {*algorithm_classes(), *(field.name for field in fields(algorithm))} if credits else set()
     given = [key for key in read(config, "algorithm") if key not in ours]
     wrong = [f"algorithm.{key}" for key in given if key in settings or did_you_mean(key, ours)]
     found = [Problem(f"{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE.") for key in wrong]
-    sections = {name: plain(read(config, name, {})) for name in ("reward_model", "custom_reward_function")}
+    moved = ("reward_model", "custom_reward_function", "sandbox_fusion")
+    sections = {name: plain(read(config, name, {})) for name in moved}
     if old := [key for key, value in flat(sections).items() if value not in (None, {})]:
         remedy = "Write e.g. reward.custom_reward_function.path, reward.reward_manager.name, reward.reward_kwargs."
         found.append(Problem(f"{', '.join(old)}: this release of verl does not read these keys.", remedy=remedy))
