@@ -263,7 +263,7 @@ def _benchmark(
     texts = [x if "@" in x else x + own_rate for x in rules if x != benchmark.BASELINE]
     arms = {x: parse_arms([x], benchmark.RATES, controls=False)[0].label for x in [benchmark.BASELINE + rate, *texts]}
     if len(set(arms.values())) < len(arms):
-        raise ConfigError(Problem("A rule is given twice.", remedy="Give each rule once, at one learning rate."))
+        raise ConfigError(Problem("A rule is given twice.", remedy="Give each rule once; dapo is added."))
 
     def choose(points: list[str]) -> dict[str, float]:
         tried = benchmark.train("stage1", "A-train", points, folder / "stage1", **how)
