@@ -173,9 +173,10 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
             found.append((f"{arm['label']} " if len(arms) > 1 else "", start, fmean(after)))
     texts = [f"{label}{start}{show(value)}" for label, start, value in found]
     if len(found) > 4:  # the baseline and the range: to name some of the others would be a choice
-        n = len(found) - bool(after)  # the baseline is last, if it has a value
-        low, high = (show(end(value for *_, value in found[:n])) for end in (min, max))
-        texts = [*texts[n:], f"{n} {'others' if after else 'arms'} {low} to {high}"]
+        with_baseline = found[-1][0] == f"{arms[0]['label']} "  # whether the baseline, which is last, has a value
+        others = [value for *_, value in found[: len(found) - with_baseline]]
+        text = f"{len(others)} {'others' if with_baseline else 'arms'} {show(min(others))} to {show(max(others))}"
+        texts = [*texts[len(others) :], text]
     texts[:1] = [f"{text} {what}" for text in texts[:1]]
     return ": ".join(text for text in (about, ", ".join(texts)) if text)
 
