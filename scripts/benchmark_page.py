@@ -24,9 +24,10 @@ from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
 
 FIRST = b.SCORES[0]
-UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** Of {rules} rules, each at its own
-learning rate and over {pairs} seeds, better than DAPO after Holm's correction: {ahead}; worse: {behind}. The learning
-rate changes pass@1 more than the rule does. Stage 3, which decides, is [not finished](#stage-3)."""
+UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** Of {rules} rules on GSM8K, each at its
+own learning rate and over {pairs} seeds, better than DAPO after Holm's correction: {ahead}; worse: {behind}. The
+learning rate changes pass@1 more than the rule does. Stage 3, which decides, is [not finished](#stage-3){so_far}."""
+VERDICTS = ("win", "level", "loss", "open")
 ABOUT_OTHERS = """Area is the mean accuracy of all answers sampled in training. Entropy (nats), length (tokens), the
 share of answers cut off and the KL divergence per token from the start are means over the last sixth of training.
 These scores decide nothing, and their intervals are not corrected."""
@@ -48,7 +49,11 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     stages.insert(0 if decided else 1, ["## Stage 3", unfinished, *_stage("stage3", decided, runs)])
     found = about | _components(second["A"], runs) | _replication(runs) | _screening(runs)
     found |= {"tuning": "\n\n".join(_tuning(runs)), "stages": "\n\n".join(x for of in stages for x in of if x)}
-    answer = _answer(runs, decided, bool(unfinished)) if decided else UNDECIDED.format(**about)
+    found["finished"] = "".join(_finished(task, rows) for task, rows in decided.items())
+    won = any(row.verdict == "win" for rows in decided.values() for row in rows)
+    so_far = "".join(f"; on {b.TASKS[task].title}, {_counts(rows)}" for task, rows in decided.items())
+    known = won or "A" in decided
+    answer = _answer(runs, decided, bool(unfinished)) if known else UNDECIDED.format(**about, so_far=so_far)
     text = Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), **found)
     return re.sub(r"(?<= \| )---(?= \|)", "--:", text), images  # numbers are aligned on the right
 
@@ -61,15 +66,33 @@ def _alpha(task: str, rows: Rows) -> float | None:
 # ── the result in words ─────────────────────────────────────────────────────────────────────────────────────
 def _answer(runs: Runs, decided: Mapping[str, Rows], unfinished: bool) -> str:
     """The verdicts of stage 3."""
-    words = ("win", "level", "loss", "open")
-    of = {w: {task: [row.arm for row in x if row.verdict == w] for task, x in decided.items()} for w in words}
+    of = {w: {task: [row.arm for row in x if row.verdict == w] for task, x in decided.items()} for w in VERDICTS}
     of["better"] = {task: [arm for arm in better(task, runs) if arm not in of["win"][task]] for task in decided}
     text = {word: "; ".join(f"{', '.join(x)} ({task})" for task, x in arms.items() if x) for word, arms in of.items()}
     so_far = " so far" * unfinished
     won = f"Rules that win against DAPO in pass@1{so_far}: {text['win']}."
     parts = [f"**{won if text['win'] else f'No rule wins against DAPO in pass@1{so_far}.'}**"]
     parts += [f"Better than DAPO, but not known to be better than a placebo: {text['better']}."] * bool(text["better"])
-    return " ".join([*parts, *(f"{word.capitalize()}: {text[word] or 'none'}." for word in words[1:])])
+    return " ".join([*parts, *(f"{word.capitalize()}: {text[word] or 'none'}." for word in VERDICTS[1:])])
+
+
+def _counts(rows: Rows) -> str:
+    """How many rules have which verdict."""
+    of = [row.verdict for row in rows if row.verdict]
+    win, level, loss, left = (of.count(word) for word in VERDICTS)
+    return f"of {len(of)} rules {win} win, {level} are level, {loss} lose and {left} stay open"
+
+
+def _finished(task: str, rows: Rows) -> str:
+    """What stage 3 says on a task, as an item of a list."""
+    judged = [row.than_baseline[FIRST] for row in rows if row.verdict]
+    first, last = (f"{signed(d)} ({d.arm})" for d in (judged[-1], judged[0]))
+    other = {row.arm: signed(row.than_baseline[FIRST]) for row in rows if row.arm in ("dew", RANDOM)}
+    about = f"{Path(b.TASKS[task].model).name}, {min(seeds_of(rows))} seeds"
+    named = "; ".join(f"`{arm}` {text}" for arm, text in other.items())
+    return f"""
+- **Stage 3 on {b.TASKS[task].title}** ({about}): {_counts(rows)}. Differences from DAPO
+  go from {first} to {last}; {named}."""
 
 
 def _unfinished(runs: Runs, decided: Mapping[str, Rows]) -> str:

@@ -19,7 +19,7 @@ CONTROLLED = {"A": ("dew", "gtpo")}
 if the rule is better than DAPO."""
 RANDOM = "random_rewards"
 WIDE_RATES = (4e-5, 8e-5, 1.6e-4, 3.2e-4, 6.4e-4)
-"""Those of DAPO on B and C. The finalists have three around its best, and the next one if theirs is at the edge."""
+"""Those of DAPO on B and C. The finalists have three around its best; a rule whose best is at the edge has the next."""
 TUNED = {"B": "B-train", "C": "C-train"}
 """Where the learning rates for a task are chosen, if not on A-train."""
 SCREENED = 2
@@ -58,14 +58,19 @@ def points(stage: str, task: str, runs: Runs) -> list[tuple[str, float]]:
 
 def _own_rates(task: str, runs: Runs) -> list[tuple[str, float]]:
     """The arms and rates of stage 1 on a task that has rates of its own."""
-    means, every = b.rate_means(runs.get(f"stage1-{task}", ())), [(b.BASELINE, rate) for rate in WIDE_RATES]
-    if not means.get(b.BASELINE, {}).keys() >= set(WIDE_RATES):
+    means, tried = b.rate_means(runs.get(f"stage1-{task}", ())), list(WIDE_RATES)
+    baseline = means.get(b.BASELINE, {})
+    if baseline.keys() >= set(tried):
+        edges = {tried[0]: [tried[0] / 2], tried[-1]: [tried[-1] * 2]}
+        tried += edges.get(max(tried, key=baseline.__getitem__), [])
+    every = [(b.BASELINE, rate) for rate in tried]
+    if not baseline.keys() >= set(tried):
         return every
     try:
         others = finalists(runs)[1:]
     except ConfigError:  # not known yet: these are finalists in any case
         others = list(FINALISTS[1:])
-    best = max(WIDE_RATES, key=means[b.BASELINE].__getitem__)
+    best = max(tried, key=baseline.__getitem__)
     for arm in others:
         rates, of = [best / 2, best, best * 2], means.get(arm, {})
         own = max(rates, key=of.__getitem__) if of.keys() >= set(rates) else best

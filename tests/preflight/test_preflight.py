@@ -301,10 +301,10 @@ def test_only_loras_adapters_are_trained(settings):
 
 
 def test_memory_remedies_name_what_to_change():
-    def checked(free, saves=False, compiled=False, device="a GPU", rows=2):
-        args = arguments(deepspeed=None, fsdp=None, gradient_checkpointing=saves, torch_compile=compiled,
+    def checked(free, saves=False, compiled=False, device="a GPU", rows=2, size=10**9, vllm=False):
+        args = arguments(deepspeed=None, fsdp=None, gradient_checkpointing=saves, torch_compile=compiled, use_vllm=vllm,
                          max_completion_length=800, per_device_train_batch_size=rows)  # fmt: skip
-        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, 100, device, free, unsaved=7000.0)
+        return machine.check_memory({"weights": 100.0, "activations": 900.0}, args, 100, device, free, 7000.0, size)
 
     assert checked(900).status == "failed" and "Set gradient_checkpointing: true." in checked(900).remedy
     assert "max_completion_length to 565: that fits" in checked(900).remedy, "100 + 100 + 565 = 0.85 * 900"
@@ -313,8 +313,10 @@ def test_memory_remedies_name_what_to_change():
     assert checked(1050).status == "warning" and checked(2000).status == "ok"
     faster = ["gradient_checkpointing: false" in checked(free, True).says for free in (9999, 10001)]
     assert faster == [False, True] and "gradient_checkpointing" not in checked(10001).says
-    assert "torch_compile: true" in checked(2000).says
+    assert "torch_compile: true" in checked(2000).says and "use_vllm: true" in checked(2000, size=7 * 10**9).says
     assert all("torch_compile" not in checked(2000, **x).says for x in ({"compiled": True}, {"device": machine.NO_GPU}))
+    advised = [x for x in (10**9, 3 * 10**9) if "use_vllm: false" in checked(2000, size=x, vllm=True).says]
+    assert advised == [10**9] and "use_vllm" not in checked(2000).says
 
 
 def drawn(outcome, **changes):

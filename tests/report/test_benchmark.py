@@ -106,13 +106,13 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert points.keys() - set(stages.finalists(runs)) == {*b.companions("dew"), *b.companions("gtpo")}
     assert points["dew(placebo=True)"] == 1.6e-4 and points["fipo"] == 8e-5
     plant(tmp_path, "start", "C-train", lambda *_: 0.2)
-    for _ in range(3):  # DAPO's rates on C, then three for the others, then one beyond dew's best, at the edge
+    for _ in range(4):  # DAPO's rates on C, one beyond the highest, then three for the others, one beyond dew's best
         with pytest.raises(ConfigError, match="C-train lacks"):
             stages.points("stage3", "C", runs)
         runs = plant(
-            tmp_path, "stage1", "C-train", lambda arm, rate: 0.5 - 1000 * abs(rate - 3.2e-4 / (1 + 3 * (arm == "dew")))
+            tmp_path, "stage1", "C-train", lambda arm, rate: 0.5 - 99 * abs(rate - 1.28e-3 / (1 + 3 * (arm == "dew")))
         )
-    rates = {arm: 3.2e-4 for arm in stages.finalists(runs)} | {"dew": 8e-5, stages.RANDOM: 3.2e-4}
+    rates = {arm: 1.28e-3 for arm in stages.finalists(runs)} | {"dew": 3.2e-4, stages.RANDOM: 1.28e-3}
     assert dict(stages.points("stage3", "C", runs)) == rates
     runs = plant(tmp_path, "stage3", "A", gain)
     assert {arm for arm, _, _ in stages.missing("stage3", "A", runs)} == {placebo}  # it is better than DAPO
@@ -150,7 +150,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     assert "found -0.001 [-0.010, +0.008], which agrees" in text
     assert re.search(r"\| fipo \| \+0\.0.*\n(.*\n)*\| stare \| -0\.0", text)  # the screening
     assert re.search(r"\n\| dew \|\s+(\| 0\.\d{3} ){2}\| \*\*0\.\d{3}\*\* \|\n", text)  # the best of three rates
-    assert "Best at the lowest or highest rate tried: dew." in text
+    assert "Best at the lowest or highest rate tried: dapo and dew." in text
     first = text.split("\n")[2]  # the result
     assert re.match(r"\*\*Rules that win .* so far: dew, .* Better .*: gtpo, .* Loss: grpo_s \(A\)\. Open: ", first)
     assert set(images) == {"benchmark-stage2.svg", "benchmark-stage3.svg"}

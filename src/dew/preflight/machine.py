@@ -193,7 +193,7 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     owner = "vLLM (vllm_max_model_length)" if given else "the model"
     return [
         check_context(given or model.context, prompt, int(args.max_completion_length or 0), owner),
-        check_memory(terms, args, prompt, device, free, sum(unsaved.values())),
+        check_memory(terms, args, prompt, device, free, sum(unsaved.values()), model.parameters),
         check_disk(args, model),
     ]
 
@@ -232,8 +232,22 @@ ROOMY, TIGHT = 0.7, 0.85
 """Shares of the free memory: an estimate below the first certainly fits, one above the second might not."""
 
 
+SMALL, LARGE = 2e9, 5e9
+"""Parameters up to which dew's sampler was faster than vLLM on one GPU, and from which vLLM often was (docs/trl.md)."""
+
+
+def faster(args: "DewConfig", parameters: int) -> str:
+    """Settings that were faster on one GPU where they were measured."""
+    says = "" if args.torch_compile else " torch_compile: true makes updates faster."
+    if args.use_vllm and args.vllm_mode == "colocate" and parameters < SMALL:
+        says += " use_vllm: false samples faster at this size, and saves a pass."
+    if not args.use_vllm and parameters > LARGE:
+        says += " use_vllm: true may sample faster at this size."
+    return says
+
+
 def check_memory(
-    terms: dict[str, float], args: "DewConfig", prompt: int, device: str, free: float, unsaved: float
+    terms: dict[str, float], args: "DewConfig", prompt: int, device: str, free: float, unsaved: float, parameters: int
 ) -> Check:
     """Compare the estimate with free memory. `unsaved`: the estimate in bytes without gradient checkpointing."""
     total, largest = sum(terms.values()), max(terms, key=lambda term: terms[term])
@@ -252,8 +266,8 @@ def check_memory(
     remedy += f" Or lower max_completion_length to {longest}: that fits." * (longest > 0)
     if args.gradient_checkpointing and unsaved < ROOMY * free:
         says += f" gradient_checkpointing: false needs about {size(unsaved)} and is faster."
-    if device != NO_GPU and not (args.torch_compile or args.deepspeed or args.fsdp):
-        says += " torch_compile: true makes updates faster."
+    if device != NO_GPU and not (args.deepspeed or args.fsdp):
+        says += faster(args, parameters)
     fail = total > free and not (args.deepspeed or args.fsdp)  # with those the run may still fit
     return graded("memory", says, remedy, warn=total > TIGHT * free, fail=fail)
 
