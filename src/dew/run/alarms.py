@@ -91,16 +91,18 @@ _empty = partial(_stays_below, "length/mean", 1.5, 1)
 def _reward_falls(history: History) -> Crossed | None:
     """The mean of the newest n values is below half of the first value, or of the best earlier mean over n values, by
     more than five standard errors. The variance of a value is half the mean squared difference between successive
-    values, without the largest difference, which may be the fall; of few values, that leaves too little."""
+    values, without the largest difference, which may be the fall; of few values, that leaves too little. Nor may the
+    fall be within two standard errors of rare successes, of which each adds the smallest difference seen."""
     x, steps = history.series("reward"), list(history.values.get("reward", ()))
-    if len(x) < 4:
+    changes = sorted(abs(a - b) for a, b in pairwise(x))[:-1]
+    if len(x) < 4 or (len(x) <= 2 * RECENT and not any(changes)):
         return None
     n = 3 if len(x) < 4 * RECENT else 2 * RECENT
-    squares = sorted((a - b) ** 2 for a, b in pairwise(x))[:-1]
-    now, noise = fmean(x[-n:]), math.sqrt(fmean(squares) / 2) * (1 + 2 / len(squares))
+    now, noise = fmean(x[-n:]), math.sqrt(fmean(d * d for d in changes) / 2) * (1 + 2 / len(changes))
     means = [(fmean(x[i - n : i]), n, steps[i - 1]) for i in range(n, len(x) - n + 1)]
     best, count, step = max([(x[0], 1, steps[0]), *means])
-    fall = max(abs(best) / 2, 5 * noise * math.sqrt(1 / count + 1 / n))
+    rare = math.sqrt((best - min(x)) * min(filter(None, changes), default=0))
+    fall = max(abs(best) / 2, max(5 * noise, 2 * rare) * math.sqrt(1 / count + 1 / n))
     return Crossed(now, best, step) if best - now > fall else None
 
 
