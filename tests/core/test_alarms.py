@@ -133,8 +133,8 @@ def test_a_reward_that_falls_names_the_checkpoint_before():
 
 
 def test_a_noisy_reward_does_not_fall():
-    """The second one is mostly 0: in a fifth of the steps, one answer of 64 is correct. The last begin with one such step,
-    and differ by 0.08."""
+    """The second one is mostly 0: in a fifth of the steps, one answer of 64 is correct. The last begin with
+    one such step, and differ by 0.08."""
     dice = random.Random(0)
     noise = [[dice.gauss(0.5, 0.1) for _ in range(300)], [(dice.random() < 0.2) / 64 for _ in range(300)]]
     for rewards in (*noise, [2 / 64, *[0] * 7, 1 / 64, *[0] * 9, 1 / 64, 0, 0, 0], [0.8, 0.36, 0.28, 0.36]):
