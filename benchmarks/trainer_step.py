@@ -3,14 +3,16 @@
     python benchmarks/trainer_step.py                  a Qwen2-like model of 0.5 B parameters on one GPU
     python benchmarks/trainer_step.py --model 1.5B     Qwen2.5-1.5B's shape
     python benchmarks/trainer_step.py --completion 16384 --rows 16 --micro-batch 1 [--lora 16] [--no-checkpointing]
+    python benchmarks/trainer_step.py --completion 8192 --rows 128 --log-normal    answers of different lengths
     python benchmarks/trainer_step.py --longest --rows 2 --answers 2 --micro-batch 1 --model 7B --lora 16
     python benchmarks/trainer_step.py --small          a toy model on the CPU, to test the script
 
-Sampling is not included, since it is the same for both: completions are random tokens of a fixed length, and the step
-is everything after that: rewards, the forward pass of the old policy if needed, credit, loss, backward, optimizer.
-Weights are random, which does not affect timing. This does not measure learning. --longest doubles --completion until a
-step does not fit into memory. The use of the GPU (MFU) is that of 989 TFLOP/s by the update's products: 6 operations
-per weight and token, 4 if the weight is frozen, and attention.
+Sampling is not included, since it is the same for both: completions are random tokens, and the step is everything after
+that: rewards, the forward pass of the old policy if needed, credit, loss, backward, optimizer. They have the length
+--completion, with --log-normal at most that: half are longer than a quarter of it (long_answers.py). Weights are
+random, which does not affect timing. This does not measure learning. --longest doubles --completion until a step does
+not fit into memory. Padding does not count in tokens/s. The use of the GPU (MFU) is that of 989 TFLOP/s by the update's
+products: 6 operations per weight and token, 4 if the weight is frozen, and attention.
 """
 
 import argparse
@@ -20,6 +22,7 @@ import os
 import platform
 import re
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,6 +33,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 
 import torch
 from datasets import Dataset
+from long_answers import lengths_of
 from peft import LoraConfig
 from rollout import QWEN, SHAPES
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -41,7 +45,7 @@ from dew.engines.trl import DewConfig, DewTrainer
 SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}  # fmt: skip
 
-PEAK = 989e12
+PEAK, END = 989e12, 1
 
 # name -> (dew's algorithm, or None for plain TRL; passes over each generation; whose head)
 CASES = {
@@ -80,19 +84,22 @@ def tokenizer():
     return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def completions_of(prompt_tokens, completion_tokens, vocabulary, scored):
-    """Random tokens, different in every row, but the same in every case and step.
+def completions_of(prompt_tokens, lengths, vocabulary, scored):
+    """Random tokens, different in every row, but the same in every case and step. `lengths`: tokens of each completion.
 
     If `scored`, with log-probabilities and entropies, as dew's sampler returns them.
     """
 
     def sample(prompts, trainer):
         generator = torch.Generator().manual_seed(0)
-        shape = (len(prompts), prompt_tokens + completion_tokens)
+        shape = (len(prompts), prompt_tokens + max(lengths))
         ids = torch.randint(3, vocabulary, shape, generator=generator).tolist()
-        answers = [row[prompt_tokens:] for row in ids]
+        answers = [row[prompt_tokens : prompt_tokens + n] for row, n in zip(ids, lengths, strict=True)]
+        for answer in answers:
+            if len(answer) < max(lengths):
+                answer[-1] = END
         if scored:
-            random = torch.rand(len(ids), completion_tokens, generator=generator)
+            random = torch.rand(len(ids), max(lengths), generator=generator)
             trainer._capture.sampled.append((answers, random, random))
             trainer._captured_sampling._exact = True
         return {"prompt_ids": [row[:prompt_tokens] for row in ids], "completion_ids": answers, "logprobs": None}
@@ -107,6 +114,8 @@ def alternating(completions, **_):
 def measure(name, options, shape, folder):
     algorithm, passes, head = CASES[name]
     cuda = not options.small
+    fixed = [options.completion] * options.rows
+    lengths = lengths_of(options.rows, options.completion) if options.log_normal else fixed
     torch.manual_seed(0)
     settings = {
         "output_dir": str(Path(folder) / re.sub(r"\W+", "_", f"{name} {options.completion}")),
@@ -146,7 +155,7 @@ def measure(name, options, shape, folder):
         processing_class=tokenizer(),
         callbacks=[timer],
         peft_config=adapters(options.lora),
-        rollout_func=completions_of(options.prompt, options.completion, shape["vocab_size"], "from sampling" in name),
+        rollout_func=completions_of(options.prompt, lengths, shape["vocab_size"], "from sampling" in name),
     )
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -156,9 +165,9 @@ def measure(name, options, shape, folder):
     # With two passes a generation has two optimizer steps, and only the first scores answers: use their mean.
     per_step = [statistics.mean(steps[i : i + passes]) for i in range(0, len(steps), passes)]
     found = {"seconds": statistics.median(per_step), "least": min(per_step), "most": max(per_step), "peak_gib": peak}
-    length = options.prompt + options.completion
-    found["tokens/s"] = options.rows * length / found["seconds"]
-    found["mfu"] = found["tokens/s"] * operations(trainer.model, length) / PEAK
+    sequences = [options.prompt + n for n in lengths]
+    found["tokens/s"] = sum(sequences) / found["seconds"]
+    found["mfu"] = sum(n * operations(trainer.model, n) for n in sequences) / found["seconds"] / PEAK
     if algorithm is not None:
         lines = [json.loads(line) for line in (Path(args.output_dir) / "metrics.jsonl").read_text().splitlines()]
         sampled = [line for line in lines if "seconds/credit" in line][options.warm_up :]
@@ -195,17 +204,17 @@ def main():
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters; the base is in bfloat16")
     parser.add_argument("--prompt", type=int, default=256)
     parser.add_argument("--completion", type=int, default=2048)
+    parser.add_argument("--log-normal", action="store_true", help="completions of different lengths")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--warm-up", type=int, default=2)
     parser.add_argument("--model", choices=SHAPES, default="0.5B")
     parser.add_argument("--cases", nargs="*", default=list(CASES))
     parser.add_argument("--longest", action="store_true", help="double --completion while a step fits into memory")
     parser.add_argument("--out", type=Path)
+    if "--small" in sys.argv:
+        parser.set_defaults(rows=8, answers=4, micro_batch=4, prompt=8, completion=32)
     options = parser.parse_args()
-    shape = QWEN | SHAPES[options.model]
-    if options.small:
-        shape, options.rows, options.answers, options.micro_batch = SMALL, 8, 4, 4
-        options.prompt, options.completion = 8, 32
+    shape = SMALL if options.small else QWEN | SHAPES[options.model]
 
     results, first = {}, options.completion
     with tempfile.TemporaryDirectory() as folder:
