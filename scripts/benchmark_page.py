@@ -79,8 +79,9 @@ def _answer(runs: Runs, decided: Mapping[str, Rows], unfinished: bool) -> str:
 def _counts(rows: Rows) -> str:
     """How many rules have which verdict."""
     of = [row.verdict for row in rows if row.verdict]
-    win, level, loss, left = (of.count(word) for word in VERDICTS)
-    return f"of {len(of)} rules {win} win, {level} are level, {loss} lose and {left} stay open"
+    words = zip(VERDICTS, ("win", "are level", "lose", "stay open"), strict=True)
+    found = [f"{of.count(verdict) or 'none'} {text}" for verdict, text in words if verdict in (*of, "win")]
+    return f"of {len(of)} rules {listed(found)}"
 
 
 def _finished(task: str, rows: Rows) -> str:
