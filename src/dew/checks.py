@@ -14,21 +14,42 @@ def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> Non
         raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}: one value per {meaning}.")
 
 
+def check_tensors(**values: object) -> None:
+    """Lists and NumPy arrays are refused here: further on, they would fail with an error that names no argument."""
+    for name, x in values.items():
+        if not isinstance(x, Tensor):
+            what = f"{name} is of type {type(x).__name__}, expected a tensor."
+            raise ShapeError(Problem(what, remedy=f"Write torch.as_tensor({name})." if x is not None else ""))
+
+
 def check_bool(name: str, x: Tensor, advice: str) -> None:
+    check_tensors(**{name: x})
     if x.dtype != torch.bool:
         raise ShapeError(f"{name} has dtype {x.dtype}, expected torch.bool: {advice}.")
 
 
 def check_by_token(mask: Tensor, **values: Tensor) -> Tensor:
     """The token mask as bool (integers 0 and 1 mean False and True); `values` must have its shape (*P, G, T)."""
+    check_tensors(mask=mask, **values)
     if mask.dtype != torch.bool and not mask.is_floating_point() and bool(((mask == 0) | (mask == 1)).all()):
         mask = mask.bool()
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train; write mask.bool()")
     for name, x in values.items():
         if x.shape != mask.shape:
             shapes = f"{name} has shape {tuple(x.shape)} and mask {tuple(mask.shape)}"
             raise ShapeError(f"{shapes}: both need one value per token (*P, G, T).")
     return mask
+
+
+def check_right_padded(mask: Tensor) -> None:
+    """Raise if all answers end in the last column and those of a group begin in different ones."""
+    if not mask.any():
+        return
+    live, first = mask.any(-1), mask.int().argmax(-1)
+    apart = torch.where(live, first, mask.shape[-1]).amin(-1) < torch.where(live, first, -1).amax(-1)
+    if apart.any() and (mask[..., -1] == live).all():
+        what, why = "The answers are padded on the left.", "Tokens are compared by position, counted from the left."
+        raise ShapeError(Problem(what, why, "Pad them on the right, so that the answers of a group begin together."))
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
@@ -43,6 +64,7 @@ MOST_ANSWERS = 64
 
 def check_present(values: Tensor, present: Tensor | None) -> Tensor:
     """`present`, or all True: one flag per answer of `values` (*P, G), which must be finite where it is True."""
+    check_tensors(reward=values)
     if values.ndim == 0:
         raise ShapeError("a group needs an axis of answers: got a single number, expected shape (*P, G).")
     if values.ndim == 1 and len(values) > MOST_ANSWERS:
@@ -65,13 +87,20 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
         raise ShapeError(Problem(what, remedy="Correct the reward, or leave the answer out of its group."))
 
 
-def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
-    """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative."""
+def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor, *, by_position: bool = False) -> Tensor:
+    """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative.
+
+    With `by_position`, which compares tokens at the same position, answers must not be padded on the left.
+    """
+    check_tensors(entropy=entropy)
     if entropy.ndim < 2:
         raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_answers(correct, None)
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
-    return check_live_entropy(entropy, mask)
+    mask = check_live_entropy(entropy, mask)
+    if by_position:
+        check_right_padded(mask)
+    return mask
 
 
 def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
@@ -85,7 +114,7 @@ def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
     value = entropy[where].item()
     cause = "look for inf or NaN in the logits, or mask the token out"
     if value < 0:
-        cause = "an entropy is never negative; log-probabilities may have been passed instead"
+        cause = "an entropy is never negative; log-probabilities may have been passed instead, or half-precision logits used"
     raise ShapeError(f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}.")
 
 

@@ -34,10 +34,13 @@ class Part:
 
     mask: Tensor
     old_logp: Tensor
+    """Log-probabilities under the policy that sampled."""
     ref_logp: Tensor | None = None
     weight: Tensor | None = None
     entropy: Tensor | None = None
+    """Entropy of the policy being trained, which only `entropy_advantage` reads."""
     penalty: Tensor | None = None
+    """`give_credit(...).penalty` of these rows, which only `kl_cov` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,10 +238,13 @@ class Algorithm:
     def loss(
         self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
     ) -> tuple[Tensor, Stats]:
-        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that its parts sum to its loss.
+        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that its parts sum to its loss; without
+        it, each part is divided by its own tokens or answers, and the sum is several times as large.
 
         Optimizer steps share the divisor of a generation equally, so that a token has the same weight in every step.
         """
+        if self.penalises and part.penalty is None:
+            raise ShapeError(f"{self.name} needs penalty= in its Part: the rows of give_credit(...).penalty.")
         if count is None:
             count = self.divisor(int(part.mask.sum()), len(part.mask)) or 1.0
         names = ("ratio", "reduce", "clip_low", "clip_high", "surrogate", "tau_pos", "tau_neg", "kl_coef")
@@ -288,5 +294,5 @@ def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:
     """One of the SIGNALS, (P, G, T); raises if the engine did not record it."""
     x = getattr(rollouts, name)
     if x is None:
-        raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}=(P, G, T).")
+        raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}=, one value per token.")
     return x

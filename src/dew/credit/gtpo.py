@@ -52,7 +52,7 @@ def gtpo_rewards(
     Args:
         correct: the verifier's verdict on each answer.
         entropy: Hᵢₜ of the sampling policy, in nats. A constant: no gradient flows through it.
-        mask: True on tokens the policy sampled, False on padding and on tool output.
+        mask: True on tokens the policy sampled, end-of-sequence token included; False on padding and on tool output.
         alpha1: weight of the plain outcome.
         alpha2: weight of the part distributed by entropy.
         compare: the tokens of its polarity that a token is compared with; see `compared_with`.
@@ -65,7 +65,7 @@ def gtpo_rewards(
         Signed token rewards, 0 where `mask` is False. With the defaults they sum, at every t, to (α₁ + α₂) · dₜ
         over O⁺ (Prop. 2.2) and to −(α₁ + α₂) · hₜ over O⁻, where dₜ and hₜ answers are alive.
     """
-    mask = check_tokens(correct, entropy, mask)
+    mask = check_tokens(correct, entropy, mask, by_position=compare == "column")
     check_choice("compare", compare, get_args(Compare))
     if problems := weight_problems(alpha1=alpha1, alpha2=alpha2):
         raise ConfigError(problems)
