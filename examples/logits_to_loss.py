@@ -12,7 +12,7 @@ from dew.algorithms.base import Part
 from dew.algorithms.credit import give_credit
 
 P, G, T, V = 4, 8, 32, 50  # problems, answers to each, tokens of the longest answer, vocabulary
-PROMPT, EOS, TEMPERATURE = 3, 0, 1.0  # tokens of a prompt (shorter ones are padded on the left), the end-of-sequence token, the sampling temperature
+PROMPT, EOS, TEMPERATURE = 3, 0, 1.0  # tokens of a prompt (pad shorter ones on the left), end of sequence
 torch.manual_seed(0)
 algorithm = get_algorithm(*sys.argv[1:] or ["gtpo"])  # with settings: get_algorithm("gtpo", alpha2=0.2)
 model = torch.nn.Sequential(torch.nn.Embedding(V, 64), torch.nn.Linear(64, V))  # in place of a language model

@@ -41,15 +41,15 @@ def check_by_token(mask: Tensor, **values: Tensor) -> Tensor:
     return mask
 
 
-def check_right_padded(mask: Tensor) -> None:
-    """Raise if all answers end in the last column and those of a group begin in different ones."""
-    if not mask.any():
+def check_start(mask: Tensor) -> None:
+    """Raise if all answers end in the last column and those of a group start in different ones: left padding."""
+    live = mask.any(-1, keepdim=True)
+    if not mask[..., -1:].any(-1, keepdim=True).equal(live):
         return
-    live, first = mask.any(-1), mask.int().argmax(-1)
-    apart = torch.where(live, first, mask.shape[-1]).amin(-1) < torch.where(live, first, -1).amax(-1)
-    if apart.any() and (mask[..., -1] == live).all():
+    started = mask.cumsum(-1) > 0
+    if (live & (started != started.any(-2, keepdim=True))).any():
         what, why = "The answers are padded on the left.", "Tokens are compared by position, counted from the left."
-        raise ShapeError(Problem(what, why, "Pad them on the right, so that the answers of a group begin together."))
+        raise ShapeError(Problem(what, why, "Pad them on the right, so that the answers of a group start together."))
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
@@ -87,20 +87,14 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
         raise ShapeError(Problem(what, remedy="Correct the reward, or leave the answer out of its group."))
 
 
-def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor, *, by_position: bool = False) -> Tensor:
-    """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative.
-
-    With `by_position`, which compares tokens at the same position, answers must not be padded on the left.
-    """
+def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
+    """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative."""
     check_tensors(entropy=entropy)
     if entropy.ndim < 2:
         raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_answers(correct, None)
     check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
-    mask = check_live_entropy(entropy, mask)
-    if by_position:
-        check_right_padded(mask)
-    return mask
+    return check_live_entropy(entropy, mask)
 
 
 def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
@@ -114,7 +108,7 @@ def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
     value = entropy[where].item()
     cause = "look for inf or NaN in the logits, or mask the token out"
     if value < 0:
-        cause = "an entropy is never negative; log-probabilities may have been passed instead, or half-precision logits used"
+        cause = "an entropy is never negative; log-probabilities may have been passed instead"
     raise ShapeError(f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}.")
 
 

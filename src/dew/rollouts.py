@@ -74,12 +74,10 @@ class Rollouts:
         entropy: Float[Tensor, "B T"] | None = None, sum_sq: Float[Tensor, "B T"] | None = None,
         extra: Float[Tensor, " B"] | None = None,
     ) -> "Rollouts":  # fmt: skip
-        """Group rows by id: those with equal ids answer the same prompt. Rows may be in any order, and groups of any size;
-        groups are in the order in which their ids first appear."""
+        """Group rows by id. Rows may be in any order; groups are in the order in which their ids first appear."""
         given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
-        ids_by_row = {"group": group if isinstance(group, Tensor) else None}
-        _check_shapes(mask, {**given, **ids_by_row}, "(B, T)", "(B,)")
-        names = group.tolist() if isinstance(group, Tensor) else list(group)
+        _check_shapes(mask, given, "(B, T)", "(B,)")
+        names = group.flatten().tolist() if isinstance(group, Tensor) else list(group)
         seen: dict[Hashable, int] = {}
         ids = torch.tensor([seen.setdefault(i, len(seen)) for i in names], dtype=torch.long, device=mask.device)
         if len(ids) != len(mask):

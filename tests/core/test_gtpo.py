@@ -193,7 +193,9 @@ def test_an_answer_of_16k_tokens_outlives_the_others(longest):
     [
         ({"entropy": torch.ones(3, 2)}, r"correct has shape \(4,\), expected \(3,\)"),
         ({"mask": torch.ones(4, 3, dtype=torch.bool)}, r"entropy has shape \(4, 2\) and mask \(4, 3\)"),
-        ({"mask": torch.ones(4, 2)}, "expected torch.bool"),
+        ({"mask": torch.ones(4, 2)}, r"expected torch.bool.*mask\.bool\(\)"),
+        ({"correct": CORRECT.numpy()}, r"correct is of type ndarray.*torch.as_tensor\(correct\)"),
+        ({"entropy": ENTROPY.flip(-1), "mask": MASK.flip(-1)}, "padded on the left.*Pad them on the right"),
         ({"correct": torch.ones(4)}, r"reward > 0\.5"),
         ({"entropy": torch.full((4, 2), float("nan"))}, r"nan at live token \(0, 0\)"),
         ({"entropy": torch.full((4, 2), float("inf"))}, "inf at live token"),

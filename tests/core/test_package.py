@@ -1,7 +1,9 @@
 """The package as a whole: correct annotations, a runnable example."""
 
 import inspect
+import re
 import runpy
+import sys
 from pathlib import Path
 
 import beartype
@@ -76,6 +78,20 @@ def test_public_names_keep_their_signatures():
 def test_the_example_prints_its_tables(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "200")
     runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
-    runpy.run_path(str(ROOT / "examples" / "logits_to_loss.py"))
     out = capsys.readouterr().out
     assert all(word in out for word in ("GRPO", "GTPO", "GRPO-S"))
+
+
+def test_a_training_loop_of_ones_own(monkeypatch):
+    """The example, then the lines of docs/howto.md with its variables: credit as from single functions."""
+    for name in ("grpo_s", "dew", "dapo", "gtpo"):
+        monkeypatch.setattr(sys, "argv", ["logits_to_loss.py", name])
+        x = runpy.run_path(str(ROOT / "examples" / "logits_to_loss.py"))
+        assert x["model"][1].weight.grad.any() and x["count"] == (32 if name == "grpo_s" else x["mask"].sum())
+    howto = (ROOT / "docs" / "howto.md").read_text().partition("## Use my own training loop?")[2]
+    exec(re.search(r"```python\n(.*?)```", howto, re.DOTALL)[1], x)
+    correct, entropy, mask = (x[n].unflatten(0, (8, 4)).transpose(0, 1) for n in ("reward", "entropy", "mask"))
+    rewards = dew.credit.gtpo_rewards(correct > 0.5, entropy, mask, alpha2=0.2)
+    A = dew.credit.gtpo_advantages(rewards, mask) * dew.credit.has_signal(correct > 0.5)[:, None, None]
+    torch.testing.assert_close(x["advantages"], A.transpose(0, 1).flatten(0, 1))
+    assert x["loss"].isfinite()

@@ -449,6 +449,8 @@ def test_padding_does_not_matter(batch, name):
 @given(batches())
 def test_kl_cov_penalises_the_chosen_tokens_and_keeps_dapos_advantages(batch):
     grouped, algorithm = rollouts(batch), get_algorithm("kl_cov", cov_coef=3.0, cov_share=0.2)
+    with pytest.raises(DewError, match="kl_cov needs penalty="):
+        algorithm.loss(grouped.logp, Part(mask=grouped.mask, old_logp=grouped.logp), grouped.logp)
     credit = give_credit(algorithm, grouped)
     assert credit.advantages.equal(get_algorithm("dapo").advantages(grouped))
     penalty = credit.penalty

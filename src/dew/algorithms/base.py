@@ -30,17 +30,15 @@ Whose = Literal["no", "old", "current"]
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Rows of a micro-batch, (B, T) each."""
+    """Rows of a micro-batch, (B, T) each. `old_logp` is of the policy that sampled; `entropy`, which only
+    entropy_advantage reads, of the one being trained; `penalty`, which only kl_cov reads, from `give_credit`."""
 
     mask: Tensor
     old_logp: Tensor
-    """Log-probabilities under the policy that sampled."""
     ref_logp: Tensor | None = None
     weight: Tensor | None = None
     entropy: Tensor | None = None
-    """Entropy of the policy being trained, which only `entropy_advantage` reads."""
     penalty: Tensor | None = None
-    """`give_credit(...).penalty` of these rows, which only `kl_cov` reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,8 +236,8 @@ class Algorithm:
     def loss(
         self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
     ) -> tuple[Tensor, Stats]:
-        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that its parts sum to its loss; without
-        it, each part is divided by its own tokens or answers, and the sum is several times as large.
+        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that its parts sum to its loss; by
+        default each part is divided by its own tokens or answers, and the sum is several times as large.
 
         Optimizer steps share the divisor of a generation equally, so that a token has the same weight in every step.
         """
@@ -249,9 +247,8 @@ class Algorithm:
             count = self.divisor(int(part.mask.sum()), len(part.mask)) or 1.0
         names = ("ratio", "reduce", "clip_low", "clip_high", "surrogate", "tau_pos", "tau_neg", "kl_coef")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
-        given |= {"count": count, "weight": part.weight, "penalty": part.penalty}
-        ref_logp = part.ref_logp if self.kl_coef else None
-        return policy_loss(logp, part.old_logp, advantages, part.mask, ref_logp=ref_logp, **given)
+        given |= {"ref_logp": part.ref_logp if self.kl_coef else None, "weight": part.weight, "penalty": part.penalty}
+        return policy_loss(logp, part.old_logp, advantages, part.mask, count=count, **given)
 
 
 def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
@@ -294,5 +291,5 @@ def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:
     """One of the SIGNALS, (P, G, T); raises if the engine did not record it."""
     x = getattr(rollouts, name)
     if x is None:
-        raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}=, one value per token.")
+        raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}= per token.")
     return x

@@ -14,6 +14,7 @@ from torch import Tensor
 from dew.algorithms.base import Part, Stats, Whose, recorded
 from dew.algorithms.baselines import DAPO
 from dew.checks import unmet
+from dew.credit import group_relative
 from dew.credit import token_weights as weights
 from dew.errors import ShapeError
 from dew.ops import masked_mean
@@ -223,9 +224,7 @@ class OTB(DAPO):
         logp, sum_sq = recorded(self, rollouts, "logp"), recorded(self, rollouts, "sum_sq")
         reward, live = rollouts.reward + self.extra(rollouts), rollouts.live
         A = weights.token_baseline_advantages(torch.where(live, reward, 0), logp, sum_sq, rollouts.mask)
-        highest = torch.where(live, reward, -torch.inf).amax(-1)
-        lowest = torch.where(live, reward, torch.inf).amin(-1)
-        return torch.where((highest > lowest)[:, None, None], A, 0)
+        return torch.where((group_relative(reward, live) != 0).any(-1)[:, None, None], A, 0)
 
 
 def _is_share(share: float) -> tuple[bool, str]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, check_finite, check_present, check_shape, check_tokens
+from dew.checks import check_by_token, check_choice, check_finite, check_present, check_shape, check_start, check_tokens
 from dew.errors import ConfigError
 from dew.ops import (
     H_FLOOR,
@@ -65,10 +65,12 @@ def gtpo_rewards(
         Signed token rewards, 0 where `mask` is False. With the defaults they sum, at every t, to (α₁ + α₂) · dₜ
         over O⁺ (Prop. 2.2) and to −(α₁ + α₂) · hₜ over O⁻, where dₜ and hₜ answers are alive.
     """
-    mask = check_tokens(correct, entropy, mask, by_position=compare == "column")
+    mask = check_tokens(correct, entropy, mask)
     check_choice("compare", compare, get_args(Compare))
     if problems := weight_problems(alpha1=alpha1, alpha2=alpha2):
         raise ConfigError(problems)
+    if compare == "column":
+        check_start(mask)
 
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_by_token, check_live_entropy, check_present, check_right_padded, check_shape
+from dew.checks import check_by_token, check_live_entropy, check_present, check_shape, check_start
 from dew.errors import ConfigError
 from dew.ops import PG, PGT, Mask, MaskPGT, Values, at_least_float32, masked_mean, masked_sum, standardize
 
@@ -141,7 +141,7 @@ def token_baseline_advantages(rewards: PG, logp: PGT, sum_sq: PGT, mask: MaskPGT
     mask = check_by_token(mask, logp=logp, sum_sq=sum_sq)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
     check_present(rewards, mask.any(-1))
-    check_right_padded(mask)
+    check_start(mask)
     r = torch.where(mask, at_least_float32(rewards).unsqueeze(-1), 0)
     energy = 1 - 2 * at_least_float32(logp).exp() + at_least_float32(sum_sq)
     W = torch.where(mask, energy, 0).clamp_min(0).cumsum(-1)

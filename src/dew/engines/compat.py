@@ -43,10 +43,8 @@ def require(package: str) -> None:
 
 def trl_beside_verl() -> Problem | None:
     """A problem if TRL is installed next to verl: verl's FSDP workers import a class that newer TRL no longer has."""
-    from packaging.version import Version
-
     trl = installed("trl")
-    if trl is None or installed("verl") is None or Version(trl) < Version("1.15"):
+    if trl is None or installed("verl") is None or not supported("trl", trl):
         return None
     what = f"TRL {trl} and verl are in one environment: verl's workers would stop with an ImportError."
     return Problem(what, remedy="Train on verl in an environment without TRL, or run: pip uninstall trl.")
