@@ -43,13 +43,11 @@ def check_by_token(mask: Tensor, **values: Tensor) -> Tensor:
 
 def check_start(mask: Tensor) -> None:
     """Raise if all answers end in the last column and those of a group start in different ones: left padding."""
-    live = mask.any(-1, keepdim=True)
-    if not mask[..., -1:].any(-1, keepdim=True).equal(live):
-        return
-    started = mask.cumsum(-1) > 0
-    if (live & (started != started.any(-2, keepdim=True))).any():
-        what, why = "The answers are padded on the left.", "Tokens are compared by position, counted from the left."
-        raise ShapeError(Problem(what, why, "Pad them on the right, so that the answers of a group start together."))
+    live, started = mask.any(-1, keepdim=True), mask.cumsum(-1) > 0
+    apart = (live & (started != started.any(-2, keepdim=True))).any()
+    if apart and mask[..., -1:].any(-1, keepdim=True).equal(live):
+        what = "The answers are padded on the left, but tokens are compared by position, counted from the left."
+        raise ShapeError(Problem(what, remedy="Pad on the right, so that the answers of a group start together."))
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
@@ -58,16 +56,12 @@ def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
     return check_present(correct, present)
 
 
-MOST_ANSWERS = 64
-"""Maximum answers in a group without a leading group axis: more are probably a whole batch."""
-
-
 def check_present(values: Tensor, present: Tensor | None) -> Tensor:
     """`present`, or all True: one flag per answer of `values` (*P, G), which must be finite where it is True."""
     check_tensors(reward=values)
     if values.ndim == 0:
         raise ShapeError("a group needs an axis of answers: got a single number, expected shape (*P, G).")
-    if values.ndim == 1 and len(values) > MOST_ANSWERS:
+    if values.ndim == 1 and len(values) > 64:  # probably a whole batch
         what = f"{len(values)} answers without a group axis: that is one group of {len(values)}."
         remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
         raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
@@ -89,12 +83,10 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
 
 def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative."""
-    check_tensors(entropy=entropy)
-    if entropy.ndim < 2:
-        raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_answers(correct, None)
-    check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
-    return check_live_entropy(entropy, mask)
+    mask = check_live_entropy(entropy, mask)
+    check_shape("correct", correct, mask.shape[:-1], "answer (*P, G)")
+    return mask
 
 
 def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:

@@ -84,13 +84,10 @@ class Rollouts:
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
         if len(ids) == 0:
             raise ShapeError("no rows: a batch of rollouts needs at least one answer.")
-        by_group = ids.argsort(stable=True).split(ids.bincount().tolist())  # rows keep their order
-        rows = pad_sequence(by_group, True, PADDING)
-        grouped = {}
-        for name, x in {"mask": mask, **given}.items():
-            if x is not None:
-                grouped[name] = x[rows.clamp_min(0)]
-                grouped[name][rows == PADDING] = 0
+        rows = pad_sequence(ids.argsort(stable=True).split(ids.bincount().tolist()), True, PADDING)  # in their order
+        grouped = {name: x[rows.clamp_min(0)] for name, x in {"mask": mask, **given}.items() if x is not None}
+        for x in grouped.values():
+            x[rows == PADDING] = 0
         if len(dead := rows[~grouped["mask"].flatten(1).any(-1), 0]):
             what = f"group {names[int(dead[0])]!r} has no live token in any row ({len(dead)} such groups)."
             remedy = "Drop padding rows before building Rollouts, or check for a mask that is all False."

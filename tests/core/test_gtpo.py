@@ -31,6 +31,14 @@ def test_golden_column():
     close(gtpo_rewards(CORRECT, ENTROPY, MASK.long()), REWARDS)  # a mask of whole numbers, as trainers have
 
 
+def test_answers_may_begin_after_a_prompt():
+    after, left = (
+        [f(x) for x in (ENTROPY, MASK)] for f in (lambda x: torch.nn.functional.pad(x, (3, 0)), torch.fliplr)
+    )
+    close(gtpo_rewards(CORRECT, *after)[:, 3:], REWARDS)
+    assert gtpo_rewards(CORRECT, *left, compare="row").any()  # any padding: positions are not compared
+
+
 def test_golden_row():
     # ✓ row 1: mean(1, 3) = 2 -> .1 · 1/2 = .05, .1 · 3/2 = .15;  ✗ row 3: mean(1, 1/2) = 3/4 -> .1 · 4/3, .1 · 2/3
     expected = [[1.05, 1.15], [1.10, 0], [-1 - 0.4 / 3, -1 - 0.2 / 3], [-1.10, 0]]
@@ -191,11 +199,11 @@ def test_an_answer_of_16k_tokens_outlives_the_others(longest):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"entropy": torch.ones(3, 2)}, r"correct has shape \(4,\), expected \(3,\)"),
+        ({"correct": CORRECT[:3]}, r"correct has shape \(3,\), expected \(4,\)"),
         ({"mask": torch.ones(4, 3, dtype=torch.bool)}, r"entropy has shape \(4, 2\) and mask \(4, 3\)"),
         ({"mask": torch.ones(4, 2)}, r"expected torch.bool.*mask\.bool\(\)"),
         ({"correct": CORRECT.numpy()}, r"correct is of type ndarray.*torch.as_tensor\(correct\)"),
-        ({"entropy": ENTROPY.flip(-1), "mask": MASK.flip(-1)}, "padded on the left.*Pad them on the right"),
+        ({"entropy": ENTROPY.flip(-1), "mask": MASK.flip(-1)}, "padded on the left.*Pad on the right"),
         ({"correct": torch.ones(4)}, r"reward > 0\.5"),
         ({"entropy": torch.full((4, 2), float("nan"))}, r"nan at live token \(0, 0\)"),
         ({"entropy": torch.full((4, 2), float("inf"))}, "inf at live token"),

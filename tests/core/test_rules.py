@@ -579,6 +579,7 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         (lambda: token_baseline_advantages(double([1.0]), COV_LOGP, COV_LOGP, EVERY), "rewards has shape"),
         (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP[:1], COV_LOGP, EVERY), "logp has shape"),
         (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP, COV_LOGP[:1], EVERY), "sum_sq has shape"),
+        (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP, COV_LOGP, EVERY.triu().flip(0)), "on the left"),
         (lambda: entropy_bands(COV_LOGP[:1], EVERY), "logp has shape"),
         (lambda: future_weights(COV_LOGP[:1], COV_A, EVERY), "log_w has shape"),
         (lambda: future_weights(COV_LOGP, COV_A[:1], EVERY), "advantages has shape"),

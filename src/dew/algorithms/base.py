@@ -25,13 +25,13 @@ from dew.losses import Ratio, Reduce, Surrogate, policy_loss
 from dew.rollouts import Rollouts
 
 Stats = dict[str, Tensor]
+Count = float | Tensor | None
 Whose = Literal["no", "old", "current"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Rows of a micro-batch, (B, T) each. `old_logp` is of the policy that sampled; `entropy`, which only
-    entropy_advantage reads, of the one being trained; `penalty`, which only kl_cov reads, from `give_credit`."""
+    """Rows of a micro-batch, (B, T) each. `old_logp` is the sampling policy's, `entropy` the current policy's."""
 
     mask: Tensor
     old_logp: Tensor
@@ -233,11 +233,8 @@ class Algorithm:
         weight of an answer does not depend on how many others were truncated."""
         return float(tokens if self.reduce == "tokens" else sequences)
 
-    def loss(
-        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
-    ) -> tuple[Tensor, Stats]:
-        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that its parts sum to its loss; by
-        default each part is divided by its own tokens or answers, and the sum is several times as large.
+    def loss(self, logp: Tensor, part: Part, advantages: Tensor, *, count: Count = None) -> tuple[Tensor, Stats]:
+        """The loss of some rows. `count` is `divisor(...)` of the whole batch: only then do the parts sum to its loss.
 
         Optimizer steps share the divisor of a generation equally, so that a token has the same weight in every step.
         """

@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Part, Stats, Whose, recorded
+from dew.algorithms.base import Count, Part, Stats, Whose, recorded
 from dew.algorithms.baselines import DAPO
 from dew.checks import unmet
 from dew.credit import group_relative
@@ -57,9 +57,7 @@ class EntropyAdvantage(DAPO):
             (self.kappa > 1, f"kappa={self.kappa}: the bonus could flip a sign. Give > 1; the paper uses 2."),
         )
 
-    def loss(
-        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
-    ) -> tuple[Tensor, Stats]:
+    def loss(self, logp: Tensor, part: Part, advantages: Tensor, *, count: Count = None) -> tuple[Tensor, Stats]:
         if part.entropy is None:
             raise ShapeError("entropy_advantage needs the current policy's entropy of each token in its loss.")
         shaped = weights.entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
@@ -198,9 +196,7 @@ class FIPO(DAPO):
             (0 < least <= 1 <= most, f"{around} Give 0 < least_weight <= 1 <= most_weight."),
         )
 
-    def loss(
-        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
-    ) -> tuple[Tensor, Stats]:
+    def loss(self, logp: Tensor, part: Part, advantages: Tensor, *, count: Count = None) -> tuple[Tensor, Stats]:
         A = advantages if advantages.ndim == part.mask.ndim else advantages.unsqueeze(-1).expand_as(part.mask)
         bounds = {"half_life": self.half_life, "low": self.least_weight, "high": self.most_weight}
         f = weights.future_weights(logp - part.old_logp, A, part.mask, **bounds)
