@@ -449,8 +449,6 @@ def test_padding_does_not_matter(batch, name):
 @given(batches())
 def test_kl_cov_penalises_the_chosen_tokens_and_keeps_dapos_advantages(batch):
     grouped, algorithm = rollouts(batch), get_algorithm("kl_cov", cov_coef=3.0, cov_share=0.2)
-    with pytest.raises(DewError, match="kl_cov needs penalty="):
-        algorithm.loss(grouped.logp, Part(mask=grouped.mask, old_logp=grouped.logp), grouped.logp)
     credit = give_credit(algorithm, grouped)
     assert credit.advantages.equal(get_algorithm("dapo").advantages(grouped))
     penalty = credit.penalty
@@ -591,6 +589,10 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         (lambda: w_reinforce_advantages(torch.tensor([True]), positive=-1), "positive=-1"),
         (lambda: policy_loss(LOGP, OLD, ADVANTAGES, MASK, surrogate="ppo"), "clip, cispo, sapo"),
         (lambda: policy_loss(LOGP, OLD, ADVANTAGES, MASK, tau_pos=0), "above 0"),
+        (
+            lambda: get_algorithm("kl_cov").loss(LOGP, Part(mask=MASK, old_logp=OLD), ADVANTAGES),
+            "kl_cov needs penalty=",
+        ),
     ],
 )
 def test_invalid_input(call, says):
