@@ -18,8 +18,7 @@ def check_tensors(**values: object) -> None:
     """Lists and NumPy arrays are refused here: further on, they would fail with an error that names no argument."""
     for name, x in values.items():
         if not isinstance(x, Tensor):
-            what = f"{name} is of type {type(x).__name__}, expected a tensor."
-            raise ShapeError(Problem(what, remedy=f"Write torch.as_tensor({name})." if x is not None else ""))
+            raise ShapeError(f"{name} is of type {type(x).__name__}. Pass a tensor, e.g. torch.as_tensor({name}).")
 
 
 def check_bool(name: str, x: Tensor, advice: str) -> None:
@@ -44,8 +43,7 @@ def check_by_token(mask: Tensor, **values: Tensor) -> Tensor:
 def check_start(mask: Tensor) -> None:
     """Raise if all answers end in the last column and those of a group start in different ones: left padding."""
     live, started = mask.any(-1, keepdim=True), mask.cumsum(-1) > 0
-    apart = (live & (started != started.any(-2, keepdim=True))).any()
-    if apart and mask[..., -1:].any(-1, keepdim=True).equal(live):
+    if (live & (started != started.any(-2, keepdim=True))).any() and mask[..., -1:].any(-1, keepdim=True).equal(live):
         what = "The answers are padded on the left, but tokens are compared by position, counted from the left."
         raise ShapeError(Problem(what, remedy="Pad on the right, so that the answers of a group start together."))
 

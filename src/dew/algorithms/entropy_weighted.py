@@ -10,7 +10,7 @@ from torch import Tensor
 from dew.algorithms.base import Algorithm, Whose, recorded, spread
 from dew.checks import unmet
 from dew.credit import group_relative, grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
-from dew.credit.gtpo import Compare, Pool, clip_problems, weight_problems
+from dew.credit.gtpo import Compare, clip_problems, weight_problems
 from dew.losses import Ratio, Reduce
 from dew.rollouts import Rollouts
 
@@ -86,7 +86,7 @@ class EntropyWeighted(Algorithm):
         if self.pool == "outcome":
             weight = self._to_tokens(shaped, scoped).abs() / sum(self._weights.values())  # |r̃| / (α₁ + α₂)
             return scoped.reward.unsqueeze(-1).mul(weight).reshape(rollouts.mask.shape)
-        advantages = self._to_tokens(self._standardised(shaped, scoped, self.pool), scoped)
+        advantages = self._to_tokens(self._standardised(shaped, scoped), scoped)
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
 
     def _scoped(self, rollouts: Rollouts) -> Rollouts:
@@ -114,7 +114,7 @@ class EntropyWeighted(Algorithm):
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
 
-    def _standardised(self, rewards: Tensor, rollouts: Rollouts, pool: Pool) -> Tensor:
+    def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
 
     def _to_tokens(self, x: Tensor, rollouts: Rollouts) -> Tensor:
@@ -153,8 +153,9 @@ class GTPO(EntropyWeighted):
         H = recorded(self, rollouts, "entropy")
         return gtpo_rewards(self._won(rollouts), H, rollouts.mask, compare=self.compare, **self._how(rollouts))
 
-    def _standardised(self, rewards: Tensor, rollouts: Rollouts, pool: Pool) -> Tensor:
-        return gtpo_advantages(rewards, rollouts.mask, pool=pool, correct=self.correct(rollouts))
+    def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
+        assert self.pool != "outcome"
+        return gtpo_advantages(rewards, rollouts.mask, pool=self.pool, correct=self.correct(rollouts))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,8 +197,9 @@ class GRPOS(EntropyWeighted):
         H = recorded(self, rollouts, "entropy")
         return grpo_s_rewards(self._won(rollouts), H, rollouts.mask, **self._how(rollouts))
 
-    def _standardised(self, rewards: Tensor, rollouts: Rollouts, pool: Pool) -> Tensor:
-        return grpo_s_advantages(rewards, rollouts.live, pool=pool, correct=self.correct(rollouts))
+    def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
+        assert self.pool != "outcome"
+        return grpo_s_advantages(rewards, rollouts.live, pool=self.pool, correct=self.correct(rollouts))
 
     def _to_tokens(self, x: Tensor, rollouts: Rollouts) -> Tensor:
         return spread(x, rollouts)
