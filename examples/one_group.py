@@ -1,6 +1,6 @@
 """One problem, six answers: the advantage that GRPO, GTPO and GRPO-S give to each token.
 
-    python examples/one_group.py
+    python examples/one_group.py             # needs rich: pip install -e ".[cli]"
 
 Prints a table with one row per token. GRPO gives all tokens of an answer the same advantage; GRPO-S changes it from
 answer to answer, GTPO from token to token. Nothing is trained, and the entropies (in nats) are made up.

@@ -14,21 +14,38 @@ def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> Non
         raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}: one value per {meaning}.")
 
 
+def check_tensors(**values: object) -> None:
+    """Lists and NumPy arrays are refused here: further on, they would fail with an error that names no argument."""
+    for name, x in values.items():
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"{name} is of type {type(x).__name__}. Pass a tensor, e.g. torch.as_tensor({name}).")
+
+
 def check_bool(name: str, x: Tensor, advice: str) -> None:
+    check_tensors(**{name: x})
     if x.dtype != torch.bool:
         raise ShapeError(f"{name} has dtype {x.dtype}, expected torch.bool: {advice}.")
 
 
 def check_by_token(mask: Tensor, **values: Tensor) -> Tensor:
     """The token mask as bool (integers 0 and 1 mean False and True); `values` must have its shape (*P, G, T)."""
+    check_tensors(mask=mask, **values)
     if mask.dtype != torch.bool and not mask.is_floating_point() and bool(((mask == 0) | (mask == 1)).all()):
         mask = mask.bool()
-    check_bool("mask", mask, "True on tokens that the policy sampled and that train")
+    check_bool("mask", mask, "True on tokens that the policy sampled and that train; write mask.bool()")
     for name, x in values.items():
         if x.shape != mask.shape:
             shapes = f"{name} has shape {tuple(x.shape)} and mask {tuple(mask.shape)}"
             raise ShapeError(f"{shapes}: both need one value per token (*P, G, T).")
     return mask
+
+
+def check_start(mask: Tensor) -> None:
+    """Raise if all answers end in the last column and those of a group start in different ones: left padding."""
+    live, started = mask.any(-1, keepdim=True), mask.cumsum(-1) > 0
+    if (live & (started != started.any(-2, keepdim=True))).any() and mask[..., -1:].any(-1, keepdim=True).equal(live):
+        what = "The answers are padded on the left, but tokens are compared by position, counted from the left."
+        raise ShapeError(Problem(what, remedy="Pad on the right, so that the answers of a group start together."))
 
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
@@ -37,15 +54,12 @@ def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
     return check_present(correct, present)
 
 
-MOST_ANSWERS = 64
-"""Maximum answers in a group without a leading group axis: more are probably a whole batch."""
-
-
 def check_present(values: Tensor, present: Tensor | None) -> Tensor:
     """`present`, or all True: one flag per answer of `values` (*P, G), which must be finite where it is True."""
+    check_tensors(reward=values)
     if values.ndim == 0:
         raise ShapeError("a group needs an axis of answers: got a single number, expected shape (*P, G).")
-    if values.ndim == 1 and len(values) > MOST_ANSWERS:
+    if values.ndim == 1 and len(values) > 64:  # probably a whole batch
         what = f"{len(values)} answers without a group axis: that is one group of {len(values)}."
         remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
         raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
@@ -67,11 +81,10 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
 
 def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative."""
-    if entropy.ndim < 2:
-        raise ShapeError(f"entropy has shape {tuple(entropy.shape)}, expected (*P, G, T): answers by tokens.")
     check_answers(correct, None)
-    check_shape("correct", correct, entropy.shape[:-1], "answer (*P, G)")
-    return check_live_entropy(entropy, mask)
+    mask = check_live_entropy(entropy, mask)
+    check_shape("correct", correct, mask.shape[:-1], "answer (*P, G)")
+    return mask
 
 
 def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:

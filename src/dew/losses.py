@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, unmet
+from dew.checks import check_by_token, check_choice, check_tensors, unmet
 from dew.errors import ConfigError, ShapeError
 from dew.ops import masked_mean
 
@@ -172,6 +172,7 @@ def _mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def _by_token(advantages: Tensor, mask: Tensor) -> Tensor:
+    check_tensors(advantages=advantages)
     if advantages.shape == mask.shape[:-1]:
         advantages = advantages.unsqueeze(-1).expand_as(mask)
     if advantages.shape != mask.shape:

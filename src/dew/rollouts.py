@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dew.checks import check_by_token, check_finite
+from dew.checks import check_by_token, check_finite, check_tensors
 from dew.errors import Problem, ShapeError
 from dew.ops import at_least_float32
 
@@ -41,11 +41,9 @@ class Rollouts:
     """The row of each answer, −1 on padding. None: answers are rows in order, without padding."""
 
     def __post_init__(self) -> None:
-        if self.mask.ndim != 3:
-            raise ShapeError(f"mask has shape {tuple(self.mask.shape)}, expected three axes (P, G, T).")
-        object.__setattr__(self, "mask", check_by_token(self.mask))
         others = {name: getattr(self, name) for name in (*BY_TOKEN, "reward", "extra", "rows")}
         _check_shapes(self.mask, others, "(P, G, T)", "(P, G)")
+        object.__setattr__(self, "mask", check_by_token(self.mask))
         for name in ("reward", "extra"):
             if (x := others[name]) is not None:
                 check_finite(name, x, self.present)
@@ -76,25 +74,20 @@ class Rollouts:
         entropy: Float[Tensor, "B T"] | None = None, sum_sq: Float[Tensor, "B T"] | None = None,
         extra: Float[Tensor, " B"] | None = None,
     ) -> "Rollouts":  # fmt: skip
-        """Group rows by id. Groups are in the order in which their ids first appear."""
-        if mask.ndim != 2:
-            raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected (B, T): rows by tokens.")
+        """Group rows by id. Rows may be in any order; groups are in the order in which their ids first appear."""
         given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
         _check_shapes(mask, given, "(B, T)", "(B,)")
-        names = group.tolist() if isinstance(group, Tensor) else list(group)
+        names = group.flatten().tolist() if isinstance(group, Tensor) else list(group)
         seen: dict[Hashable, int] = {}
         ids = torch.tensor([seen.setdefault(i, len(seen)) for i in names], dtype=torch.long, device=mask.device)
         if len(ids) != len(mask):
             raise ShapeError(f"{len(ids)} group ids for {len(mask)} rows of mask {tuple(mask.shape)}: one id per row.")
         if len(ids) == 0:
             raise ShapeError("no rows: a batch of rollouts needs at least one answer.")
-        by_group = ids.argsort(stable=True).split(ids.bincount().tolist())  # rows keep their order
-        rows = pad_sequence(by_group, True, PADDING)
-        grouped = {}
-        for name, x in {"mask": mask, **given}.items():
-            if x is not None:
-                grouped[name] = x[rows.clamp_min(0)]
-                grouped[name][rows == PADDING] = 0
+        rows = pad_sequence(ids.argsort(stable=True).split(ids.bincount().tolist()), True, PADDING)  # in their order
+        grouped = {name: x[rows.clamp_min(0)] for name, x in {"mask": mask, **given}.items() if x is not None}
+        for x in grouped.values():
+            x[rows == PADDING] = 0
         if len(dead := rows[~grouped["mask"].flatten(1).any(-1), 0]):
             what = f"group {names[int(dead[0])]!r} has no live token in any row ({len(dead)} such groups)."
             remedy = "Drop padding rows before building Rollouts, or check for a mask that is all False."
@@ -119,6 +112,9 @@ class Rollouts:
 
 def _check_shapes(mask: Tensor, tensors: Mapping[str, Tensor | None], by_token: str, by_answer: str) -> None:
     """Report every tensor with a wrong shape: the mask's for values per token, the mask's without T per answer."""
+    check_tensors(mask=mask, **{name: x for name, x in tensors.items() if x is not None})
+    if mask.ndim != len(by_token.split()):
+        raise ShapeError(f"mask has shape {tuple(mask.shape)}, expected {by_token}.")
     problems = []
     for name, x in tensors.items():
         expected, axes = (mask.shape, by_token) if name in BY_TOKEN else (mask.shape[:-1], by_answer)

@@ -22,8 +22,6 @@ from groups import ONE_GROUP, POOL, batches, rollouts
 NAMES = ["dew", "gtpo", "grpo_s", "grpo", "dapo", "dr_grpo", "gspo", "forking_tokens", "entropy_advantage", "cispo",
          "sapo", "maxrl", "qae", "w_reinforce", "reinforce_pp", "clip_cov", "kl_cov", "steer", "otb",
          "gmpo", "dppo", "gepo", "stare", "fipo", "trl"]  # fmt: skip
-
-
 DEFAULTS = {
     "clip_cov": {"cov_share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}, "kl_cov": {"cov_share": 2e-4, "cov_coef": 1.0},
     "stare": {"share": 0.1, "target_entropy": 0.3}, "fipo": {"half_life": 32.0, "most_weight": 1.2},
@@ -41,22 +39,14 @@ def test_names_and_defaults_match_the_papers():
     for name, settings in DEFAULTS.items():
         assert {key: getattr(get_algorithm(name), key) for key in settings} == settings
     clips = {n: (get_algorithm(n).clip_low, get_algorithm(n).clip_high) for n in NAMES}
-    higher = (0.2, 0.28)
     assert clips == {
-        **dict.fromkeys(NAMES, higher),
+        **dict.fromkeys(NAMES, (0.2, 0.28)),
         **dict.fromkeys(("grpo", "dr_grpo", "sapo", "reinforce_pp", "gepo", "trl"), (0.2, 0.2)),
-        "gspo": (3e-4, 4e-4),
-        "gmpo": (0.4, 0.4),
-        "dppo": (0.15, 0.15),
-        "cispo": (1.0, 4.0),
-        "clip_cov": (1.0, 1.0),
+        "gspo": (3e-4, 4e-4), "gmpo": (0.4, 0.4), "dppo": (0.15, 0.15), "cispo": (1.0, 4.0), "clip_cov": (1.0, 1.0),
         "kl_cov": (1.0, 1e6),
-    }
-    assert {n: get_algorithm(n).ratio for n in NAMES} == {
-        **dict.fromkeys(NAMES, "token"),
-        "grpo_s": "sequence_mean",
-        "gspo": "sequence_geometric",
-    }
+    }  # fmt: skip
+    ratios = {n: get_algorithm(n).ratio for n in NAMES}
+    assert ratios == {**dict.fromkeys(NAMES, "token"), "grpo_s": "sequence_mean", "gspo": "sequence_geometric"}
     by_sequence = {n for n in NAMES if get_algorithm(n).reduce == "sequences"}
     assert by_sequence == {"grpo_s", "grpo", "gspo", "sapo", "gmpo", "gepo"}
     sampled_once = {"gtpo", "grpo_s", "grpo", "dr_grpo", "gspo", "sapo", "w_reinforce", "reinforce_pp", "trl"}

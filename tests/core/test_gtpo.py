@@ -29,6 +29,8 @@ def close(actual, expected):
 def test_golden_column():
     close(gtpo_rewards(CORRECT, ENTROPY, MASK), REWARDS)
     close(gtpo_rewards(CORRECT, ENTROPY, MASK.long()), REWARDS)  # a mask of whole numbers, as trainers have
+    wide, mask = (torch.nn.functional.pad(x, (3, 0)) for x in (ENTROPY, MASK))  # after a prompt of three tokens
+    close(gtpo_rewards(CORRECT, wide, mask)[:, 3:], REWARDS)
 
 
 def test_golden_row():
@@ -191,9 +193,11 @@ def test_an_answer_of_16k_tokens_outlives_the_others(longest):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"entropy": torch.ones(3, 2)}, r"correct has shape \(4,\), expected \(3,\)"),
+        ({"correct": CORRECT[:3]}, r"correct has shape \(3,\), expected \(4,\)"),
         ({"mask": torch.ones(4, 3, dtype=torch.bool)}, r"entropy has shape \(4, 2\) and mask \(4, 3\)"),
-        ({"mask": torch.ones(4, 2)}, "expected torch.bool"),
+        ({"mask": torch.ones(4, 2)}, r"expected torch.bool.*mask\.bool\(\)"),
+        ({"correct": CORRECT.numpy()}, r"correct is of type ndarray.*torch.as_tensor\(correct\)"),
+        ({"entropy": ENTROPY.flip(-1), "mask": MASK.flip(-1)}, "padded on the left.*Pad on the right"),
         ({"correct": torch.ones(4)}, r"reward > 0\.5"),
         ({"entropy": torch.full((4, 2), float("nan"))}, r"nan at live token \(0, 0\)"),
         ({"entropy": torch.full((4, 2), float("inf"))}, "inf at live token"),

@@ -199,6 +199,7 @@ def test_half_precision_is_computed_in_float32():
         ({"old_logp": OLD[:1]}, r"old_logp has shape \(1, 2\)"),
         ({"mask": MASK.float()}, "torch.bool"),
         ({"advantages": torch.ones(3)}, "one per token"),
+        ({"advantages": [1.0, 0.0]}, "advantages is of type list"),
         ({"ratio": "geometric"}, "token, sequence_mean, sequence_geometric"),
         ({"reduce": "mean"}, "tokens, sequences"),
         ({"clip_low": -0.2}, "0 <= clip_low <= 1"),

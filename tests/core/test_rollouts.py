@@ -70,23 +70,21 @@ MASK, REWARD = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: Rollouts(mask=MASK, reward=REWARD), r"three axes \(P, G, T\)"),
+        (lambda: Rollouts(mask=MASK, reward=REWARD), r"expected \(P, G, T\)"),
         (lambda: Rollouts(mask=MASK[None].float(), reward=REWARD[None]), "torch.bool"),
         (
             lambda: Rollouts(mask=MASK[None], reward=torch.zeros(3), entropy=torch.zeros(1, 2, 4)),
             r"entropy has shape \(1, 2, 4\), expected \(P, G, T\) = \(1, 2, 3\)\.\nreward has shape \(3,\)",
         ),
         (lambda: Rollouts.from_rows([0], mask=MASK, reward=REWARD), "1 group ids for 2 rows"),
-        (lambda: Rollouts.from_rows([0, 0], mask=MASK[0], reward=REWARD), "rows by tokens"),
+        (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=[0, 1]), r"reward is of type list.*as_tensor\(reward\)"),
+        (lambda: Rollouts.from_rows([0, 0], mask=MASK[0], reward=REWARD), r"expected \(B, T\)"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=torch.zeros(3)), r"reward has shape \(3,\), expected"),
         (
-            lambda: Rollouts.from_rows(["a", "b", "a"], mask=torch.eye(3)[[0, 1, 2], :1].bool(), reward=torch.zeros(3)),
-            r"group 'b' has no live token in any row \(1 such groups\)",
+            lambda: Rollouts.from_rows("ab", mask=MASK.cumsum(0) == 1, reward=REWARD),
+            r"'b' has no live.*\(1 such groups",
         ),
-        (
-            lambda: Rollouts.from_rows(torch.tensor([4, 4]), mask=torch.zeros(2, 1).bool(), reward=REWARD),
-            "group 4 has no live",
-        ),
+        (lambda: Rollouts.from_rows(REWARD[:, None], mask=~MASK, reward=REWARD), r"group 0\.0 has no live"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD / 0), r"reward is nan at \(0, 0\) \(2 such"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD, extra=1 / REWARD), "extra is inf"),
         (lambda: Rollouts.from_rows([], mask=MASK[:0], reward=REWARD[:0]), "no rows"),

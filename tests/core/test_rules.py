@@ -577,6 +577,7 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         (lambda: token_baseline_advantages(double([1.0]), COV_LOGP, COV_LOGP, EVERY), "rewards has shape"),
         (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP[:1], COV_LOGP, EVERY), "logp has shape"),
         (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP, COV_LOGP[:1], EVERY), "sum_sq has shape"),
+        (lambda: token_baseline_advantages(double([1.0, 0]), COV_LOGP, COV_LOGP, EVERY.triu().flip(0)), "on the left"),
         (lambda: entropy_bands(COV_LOGP[:1], EVERY), "logp has shape"),
         (lambda: future_weights(COV_LOGP[:1], COV_A, EVERY), "log_w has shape"),
         (lambda: future_weights(COV_LOGP, COV_A[:1], EVERY), "advantages has shape"),
@@ -588,6 +589,10 @@ def test_the_surrogate_is_a_setting_of_every_algorithm(name):
         (lambda: w_reinforce_advantages(torch.tensor([True]), positive=-1), "positive=-1"),
         (lambda: policy_loss(LOGP, OLD, ADVANTAGES, MASK, surrogate="ppo"), "clip, cispo, sapo"),
         (lambda: policy_loss(LOGP, OLD, ADVANTAGES, MASK, tau_pos=0), "above 0"),
+        (
+            lambda: get_algorithm("kl_cov").loss(LOGP, Part(mask=MASK, old_logp=OLD), ADVANTAGES),
+            "kl_cov needs penalty=",
+        ),
     ],
 )
 def test_invalid_input(call, says):

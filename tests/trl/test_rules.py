@@ -68,7 +68,7 @@ def test_penalties_reach_the_loss(tmp_path):
             parameter.add_(0.05)
         logp, _, _ = one._forward(one.model, batch)
         loss = one._compute_loss(one.model, batch)
-        without = one._compute_loss(one.model, {**batch, "penalty": None})
+        without = one._compute_loss(one.model, {**batch, "penalty": 0 * batch["penalty"]})
     w = (logp - batch["old_per_token_logps"]).abs()[batch["penalty"] > 0]
     assert w > 1e-3
     torch.testing.assert_close(loss - without, (10 * w / batch["divisor"]).squeeze(), rtol=1e-3, atol=1e-5)

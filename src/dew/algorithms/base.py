@@ -25,12 +25,13 @@ from dew.losses import Ratio, Reduce, Surrogate, policy_loss
 from dew.rollouts import Rollouts
 
 Stats = dict[str, Tensor]
+Count = float | Tensor | None
 Whose = Literal["no", "old", "current"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Rows of a micro-batch, (B, T) each."""
+    """Rows of a micro-batch, (B, T) each. `old_logp` is the sampling policy's, `entropy` the current policy's."""
 
     mask: Tensor
     old_logp: Tensor
@@ -232,20 +233,19 @@ class Algorithm:
         weight of an answer does not depend on how many others were truncated."""
         return float(tokens if self.reduce == "tokens" else sequences)
 
-    def loss(
-        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
-    ) -> tuple[Tensor, Stats]:
-        """The loss of some rows. `count` is `divisor(...)` of the whole batch, so that its parts sum to its loss.
+    def loss(self, logp: Tensor, part: Part, advantages: Tensor, *, count: Count = None) -> tuple[Tensor, Stats]:
+        """The loss of some rows. `count` is `divisor(...)` of the whole batch: only then do the parts sum to its loss.
 
         Optimizer steps share the divisor of a generation equally, so that a token has the same weight in every step.
         """
+        if self.penalises and part.penalty is None:
+            raise ShapeError(f"{self.name} needs penalty= in its Part: the rows of give_credit(...).penalty.")
         if count is None:
             count = self.divisor(int(part.mask.sum()), len(part.mask)) or 1.0
         names = ("ratio", "reduce", "clip_low", "clip_high", "surrogate", "tau_pos", "tau_neg", "kl_coef")
         given: dict[str, Any] = {name: getattr(self, name) for name in names}
-        given |= {"count": count, "weight": part.weight, "penalty": part.penalty}
-        ref_logp = part.ref_logp if self.kl_coef else None
-        return policy_loss(logp, part.old_logp, advantages, part.mask, ref_logp=ref_logp, **given)
+        given |= {"ref_logp": part.ref_logp if self.kl_coef else None, "weight": part.weight, "penalty": part.penalty}
+        return policy_loss(logp, part.old_logp, advantages, part.mask, count=count, **given)
 
 
 def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
@@ -288,5 +288,5 @@ def recorded(algorithm: Algorithm, rollouts: Rollouts, name: str) -> Tensor:
     """One of the SIGNALS, (P, G, T); raises if the engine did not record it."""
     x = getattr(rollouts, name)
     if x is None:
-        raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}=(P, G, T).")
+        raise ShapeError(f"{algorithm.name} needs {SIGNALS[name]}: build the Rollouts with {name}= per token.")
     return x

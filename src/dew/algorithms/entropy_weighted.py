@@ -66,7 +66,7 @@ class EntropyWeighted(Algorithm):
 
     def control(self) -> "EntropyWeighted":
         outcome, by_entropy = self.weight_names
-        changed: Any = {outcome: self._total_weight(), by_entropy: 0.0}
+        changed: Any = {outcome: sum(self._weights.values()), by_entropy: 0.0}
         return replace(self, **changed)
 
     def signal(self, rollouts: Rollouts) -> Tensor:
@@ -84,7 +84,7 @@ class EntropyWeighted(Algorithm):
         scoped = self._scoped(rollouts)
         shaped = self._shaped(scoped)
         if self.pool == "outcome":
-            weight = self._to_tokens(shaped, scoped).abs() / self._total_weight()
+            weight = self._to_tokens(shaped, scoped).abs() / sum(self._weights.values())  # |r̃| / (α₁ + α₂)
             return scoped.reward.unsqueeze(-1).mul(weight).reshape(rollouts.mask.shape)
         advantages = self._to_tokens(self._standardised(shaped, scoped), scoped)
         return torch.where(self.signal(rollouts)[:, None, None], advantages.reshape(rollouts.mask.shape), 0)
@@ -105,10 +105,6 @@ class EntropyWeighted(Algorithm):
     def _won(self, scoped: Rollouts) -> Tensor:
         """(P, G) True on answers of positive polarity (O⁺)."""
         return scoped.correct(0.0) if self.pool == "outcome" else self.correct(scoped)
-
-    def _total_weight(self) -> float:
-        """α₁ + α₂, the mean of |r̃|."""
-        return sum(self._weights.values())
 
     def _how(self, rollouts: Rollouts) -> dict[str, Any]:
         """The arguments that `gtpo_rewards` and `grpo_s_rewards` have in common."""

@@ -11,9 +11,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from dew.algorithms.base import Part, Stats, Whose, recorded
+from dew.algorithms.base import Count, Part, Stats, Whose, recorded
 from dew.algorithms.baselines import DAPO
 from dew.checks import unmet
+from dew.credit import group_relative
 from dew.credit import token_weights as weights
 from dew.errors import ShapeError
 from dew.ops import masked_mean
@@ -56,9 +57,7 @@ class EntropyAdvantage(DAPO):
             (self.kappa > 1, f"kappa={self.kappa}: the bonus could flip a sign. Give > 1; the paper uses 2."),
         )
 
-    def loss(
-        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
-    ) -> tuple[Tensor, Stats]:
+    def loss(self, logp: Tensor, part: Part, advantages: Tensor, *, count: Count = None) -> tuple[Tensor, Stats]:
         if part.entropy is None:
             raise ShapeError("entropy_advantage needs the current policy's entropy of each token in its loss.")
         shaped = weights.entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
@@ -197,9 +196,7 @@ class FIPO(DAPO):
             (0 < least <= 1 <= most, f"{around} Give 0 < least_weight <= 1 <= most_weight."),
         )
 
-    def loss(
-        self, logp: Tensor, part: Part, advantages: Tensor, *, count: float | Tensor | None = None
-    ) -> tuple[Tensor, Stats]:
+    def loss(self, logp: Tensor, part: Part, advantages: Tensor, *, count: Count = None) -> tuple[Tensor, Stats]:
         A = advantages if advantages.ndim == part.mask.ndim else advantages.unsqueeze(-1).expand_as(part.mask)
         bounds = {"half_life": self.half_life, "low": self.least_weight, "high": self.most_weight}
         f = weights.future_weights(logp - part.old_logp, A, part.mask, **bounds)
@@ -223,9 +220,7 @@ class OTB(DAPO):
         logp, sum_sq = recorded(self, rollouts, "logp"), recorded(self, rollouts, "sum_sq")
         reward, live = rollouts.reward + self.extra(rollouts), rollouts.live
         A = weights.token_baseline_advantages(torch.where(live, reward, 0), logp, sum_sq, rollouts.mask)
-        highest = torch.where(live, reward, -torch.inf).amax(-1)
-        lowest = torch.where(live, reward, torch.inf).amin(-1)
-        return torch.where((highest > lowest)[:, None, None], A, 0)
+        return torch.where((group_relative(reward, live) != 0).any(-1)[:, None, None], A, 0)
 
 
 def _is_share(share: float) -> tuple[bool, str]:

@@ -3,6 +3,7 @@
 Results are float32 or wider, also for half-precision inputs, and have no gradient. Token masks are bool, or integers 0
 and 1. Values under a False mask are never read; the entropy of a live token must be finite and not negative. A reward
 that is NaN or infinite is an error: leave such answers out of their group, e.g. with `present=rewards.isfinite()`.
+Tokens are compared by position: the answers of a group must start in the same column.
 """
 
 from dew.credit.grpo import (

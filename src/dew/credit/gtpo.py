@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, check_finite, check_present, check_shape, check_tokens
+from dew.checks import check_by_token, check_choice, check_finite, check_present, check_shape, check_start, check_tokens
 from dew.errors import ConfigError
 from dew.ops import (
     H_FLOOR,
@@ -52,7 +52,7 @@ def gtpo_rewards(
     Args:
         correct: the verifier's verdict on each answer.
         entropy: Hᵢₜ of the sampling policy, in nats. A constant: no gradient flows through it.
-        mask: True on tokens the policy sampled, False on padding and on tool output.
+        mask: True on tokens the policy sampled, end-of-sequence token included; False on padding and on tool output.
         alpha1: weight of the plain outcome.
         alpha2: weight of the part distributed by entropy.
         compare: the tokens of its polarity that a token is compared with; see `compared_with`.
@@ -69,6 +69,8 @@ def gtpo_rewards(
     check_choice("compare", compare, get_args(Compare))
     if problems := weight_problems(alpha1=alpha1, alpha2=alpha2):
         raise ConfigError(problems)
+    if compare == "column":
+        check_start(mask)
 
     H = floored(entropy, entropy_clip)
     won = correct.unsqueeze(-1).expand_as(mask)

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_by_token, check_live_entropy, check_present, check_shape
+from dew.checks import check_by_token, check_live_entropy, check_present, check_shape, check_start
 from dew.errors import ConfigError
 from dew.ops import PG, PGT, Mask, MaskPGT, Values, at_least_float32, masked_mean, masked_sum, standardize
 
@@ -78,7 +78,6 @@ def clip_cov_mask(
 
     The draw depends only on the batch, so that all processes of a run draw the same tokens.
     """
-    _check_share(share)
     if not low < high:
         raise ConfigError(f"cov_low={low}, cov_high={high}: expected low < high, e.g. 1 and 5.")
     cov = covariance(advantages, logp, mask)
@@ -90,12 +89,13 @@ def clip_cov_mask(
 
 def kl_cov_mask(advantages: Values, logp: Values, mask: Mask, *, share: float = 2e-4) -> Mask:
     """KL-Cov: True on the max(1, ⌊share · N⌋) of the N live tokens that have the largest covariance."""
-    _check_share(share)
     cov = covariance(advantages, logp, mask)
     return _only(cov.topk(_count(share, cov)).indices, mask)
 
 
 def _count(share: float, cov: Tensor) -> int:
+    if not 0 < share <= 1:
+        raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1, e.g. 2e-4.")
     return min(len(cov), max(1, int(share * len(cov) + 1e-9)))
 
 
@@ -104,11 +104,6 @@ def _only(chosen: Tensor, mask: Tensor) -> Tensor:
     out = torch.zeros(mask.shape, dtype=torch.bool, device=mask.device)
     out.view(-1)[mask.flatten().nonzero()[chosen, 0]] = True
     return out
-
-
-def _check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        raise ConfigError(f"cov_share={share}: the share of tokens to hold back. Give 0 < share <= 1, e.g. 2e-4.")
 
 
 def steer_weights(advantages: Values, logp: Values, entropy: Values, mask: Mask, *, least: float = 0.8) -> Values:
@@ -141,6 +136,7 @@ def token_baseline_advantages(rewards: PG, logp: PGT, sum_sq: PGT, mask: MaskPGT
     mask = check_by_token(mask, logp=logp, sum_sq=sum_sq)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
     check_present(rewards, mask.any(-1))
+    check_start(mask)
     r = torch.where(mask, at_least_float32(rewards).unsqueeze(-1), 0)
     energy = 1 - 2 * at_least_float32(logp).exp() + at_least_float32(sum_sq)
     W = torch.where(mask, energy, 0).clamp_min(0).cumsum(-1)

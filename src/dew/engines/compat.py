@@ -5,9 +5,6 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
-from packaging.version import Version
-
 from dew.errors import EngineError, Problem
 
 SUPPORTED = {  # releases as in pyproject.toml, and the newest one tested, as in locks/
@@ -25,6 +22,9 @@ def installed(package: str) -> str | None:
 
 
 def supported(package: str, number: str) -> bool:
+    from packaging.specifiers import SpecifierSet  # not installed with the core alone: `require` must still say so
+    from packaging.version import Version
+
     return Version(number).base_version in SpecifierSet(SUPPORTED[package][0])
 
 
@@ -44,7 +44,7 @@ def require(package: str) -> None:
 def trl_beside_verl() -> Problem | None:
     """A problem if TRL is installed next to verl: verl's FSDP workers import a class that newer TRL no longer has."""
     trl = installed("trl")
-    if trl is None or installed("verl") is None or Version(trl) < Version("1.15"):
+    if trl is None or installed("verl") is None or not supported("trl", trl):
         return None
     what = f"TRL {trl} and verl are in one environment: verl's workers would stop with an ImportError."
     return Problem(what, remedy="Train on verl in an environment without TRL, or run: pip uninstall trl.")
