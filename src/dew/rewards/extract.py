@@ -16,7 +16,7 @@ MAX_DEPTH = 40  # nested brackets
 _SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
 _SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF)) | {0x2212: "-"}
 """Unicode spaces and minus, and zero-width characters, which are removed. The parsers' grammars have none of them."""
-_RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", "[¼½¾⅐-⅞]"))
+_RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", r"(\d ?)?([¼½¾⅐-⅞])"))
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
@@ -30,9 +30,10 @@ _SENTENCE_ENDS = re.compile(
 _DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
 _UNDECIDED = re.compile(
     r"(?i)\b(?:could|may|might|either|maybe|perhaps|possibly)\b[^.\n]*\d\W{0,3}(?:,|\bor\b)\W{0,3}(?:or\b\W{0,3})?\d[^.\n]*\W*\Z"
-    r"|\bnot\W{1,3}\d[\d.,/]*\b[^\d\n]{0,40}\Z"
+    r"|(?:\b(?:not|(?:less|more|greater) than|twice|half of)\W{1,3}|不是\W{0,3})"
+    r"(?:\d[\d.,/]*\b|[\w\\{}^_/+-]+\$)[^\d\n]{0,40}\Z"
 )
-"""A text that ends with several candidates ("5, 6 or 7") or with "not 7"."""
+"""A text that ends with several candidates ("5, 6 or 7") or with "not 7" or "less than 7"."""
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
 _MATH_WORD = re.compile(
@@ -88,10 +89,15 @@ def in_tag(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ becomes 10^{5}, 2¾ becomes 2 3/4."""
+    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
-    return _FRACTION.sub(lambda found: " " + normalize("NFKC", found[0]).replace("⁄", "/"), text)
+    return _FRACTION.sub(_fraction, text)
+
+
+def _fraction(found: re.Match[str]) -> str:
+    over, under = normalize("NFKC", found[2]).split("⁄")
+    return f"{found[1]} {over}/{under}" if found[1] else rf"\frac{{{over}}}{{{under}}}"
 
 
 def after_thinking(text: str) -> str:
@@ -167,7 +173,7 @@ def is_formula(text: str) -> bool:
 
 def _strip_marks(text: str) -> str:
     """Strip surrounding emphasis, quotation marks and punctuation."""
-    return text.strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
+    return text.replace('\\"', '"').strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
 
 
 def _tail(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import math_verify.parser as mv_parser
 import sympy
-from latex2sympy2_extended import latex2sympy, math_normalization
+from latex2sympy2_extended import latex2sympy, math_normalization, normalize_latex
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from latex2sympy2_extended.logic import And
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
@@ -46,7 +46,7 @@ math_normalization.units_regex = re.compile(rf"(\d|\}}|\)|\s)\s*{normalize.UNITS
 math_normalization.unit_superscript_regex = re.compile(r"(\\(?:text|mbox)\{[^{}]*\})(\^\{?\d\}?|\{\^\d\})?$")
 """Replaces math-verify's pattern, which removes `\\text{ cm}, 3\\text{ cm}` as one unit: "5 cm, 3 cm" became 5."""
 
-_MIXED = re.compile(r"(?<![\d/^_.,])(\d{1,9})\s+(\d{1,9})/(\d{1,9})(?![\d/])")
+_MIXED = re.compile(r"(?<![\d/^_.])(?<!\d,(?=\d{3}))(\d{1,9})\s+(\d{1,9})/(\d{1,9})(?![\d/])")
 _PRIME = re.compile(r"(?<=[A-Za-z)}])(?:['′]+|\^\s*\{?(?:\s*\\prime)+)")
 _HALF_DAY = re.compile(r"\b([ap])\.?\s?m\b")
 _INEQUALITY = re.compile(r"[<>]|\\(?:[lg](?:e|t|eq|eqslant)|neq?)(?![a-z])|\\in(?![a-z]).*\\lor", re.DOTALL)
@@ -125,7 +125,15 @@ def compare(answer: str, marked: bool, gold: str) -> tuple[Status, str | None]:
 
 def _same(wanted: list[Any], found: list[Any]) -> bool:
     pairs = [(a, b) for a, b in product(wanted, found) if not _set_and_tuple(a, b) and not _set_and_tuple(b, a)]
-    return any(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True) for a, b in pairs)
+    return any(verify(a, b, timeout_seconds=None, allow_set_relation_comp=True) and _same_size(a, b) for a, b in pairs)
+
+
+def _same_size(*pair: Any) -> bool:
+    """Whether numbers agree in their first digits: to math-verify, 1/2^{60} - 1/2^{61} is so small that it is 0."""
+    if not all(isinstance(x, sympy.Expr) and x.is_number and not x.has(sympy.Float) for x in pair):
+        return True
+    a, b = (sympy.N(x.doit()) for x in pair)
+    return bool(abs(a) > 1e-9 or abs(a) < 1e-99 or abs(a - b) < abs(a) / 1000)
 
 
 def _set_and_tuple(a: Any, b: Any) -> bool:
@@ -180,7 +188,15 @@ def _parse_latex(text: str) -> list[Any]:
     parts = re.split(r",?\s*\\l(?:or|and)", text)
     # p=5, q=2 and p=7, q=2: two solutions, not four values
     text = (";" if all("=" in part and "," in part for part in parts) else ",").join(parts)
-    return list(parse(rf"\boxed{{{text}}}", [LATEX], parsing_timeout=None))
+    forms = [text]
+    if re.search(r"\\(?:pm|mp)", text):  # the parser cannot read it in a fraction
+        forms += [", ".join(text.replace(r"\pm", p).replace(r"\mp", m) for p, m in ("+-", "-+"))]
+    for form in forms:  # as a whole: math-verify's `parse` also takes a fraction out of what is no formula
+        try:
+            return [mv_parser.parse_latex_cached(normalize_latex(form, LATEX.normalization_config))]
+        except Exception:  # the parser's own, of no common class
+            continue
+    return []
 
 
 def _solution_set(text: str) -> list[sympy.Set]:
