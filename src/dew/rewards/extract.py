@@ -10,6 +10,7 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the named data sets has 200
+_CUT = re.compile(r"\A(?:.{,2000}?\n|.{,2000}?\. |.{,2000}? )", re.DOTALL)
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
@@ -35,6 +36,7 @@ _UNDECIDED = re.compile(
 )
 """A text that ends with several candidates ("5, 6 or 7") or with "not 7" or "less than 7"."""
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
+"""`[90]` at the end, but no interval or list."""
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
 _MATH_WORD = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|infinity|inf|min|max|gcd|lcm|mod|and|or|theta|alpha"
@@ -66,10 +68,10 @@ def find_answer(text: str) -> Answer | None:
     if boxes := list(_BOX.finditer(text)):
         found = _after_answer_is(text[boxes[-1].end() :], _FINAL_ANSWER_IS) or last_boxed(text)
         return Answer(found, marked=True) if found else None
-    if found := _after_hashes(text) or _after_answer_is(text) or _final_bracket(text):
+    bracket = _LAST_BRACKET.search(text[-200:])
+    if found := _after_hashes(text) or _after_answer_is(text) or (bracket and bracket[1].strip(" $")):
         return Answer(found, marked=True)
-    text = text.strip().removeprefix("=").strip()
-    if not text or _UNDECIDED.search(text[-200:]):
+    if not (text := text.strip()) or _UNDECIDED.search(text[-200:]):
         return None
     return Answer(text, marked=True) if is_formula(text) else Answer(_tail(text), marked=False)
 
@@ -92,12 +94,8 @@ def plain(text: str) -> str:
     """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
-    return _FRACTION.sub(_fraction, text)
-
-
-def _fraction(found: re.Match[str]) -> str:
-    over, under = normalize("NFKC", found[2]).split("⁄")
-    return f"{found[1]} {over}/{under}" if found[1] else rf"\frac{{{over}}}{{{under}}}"
+    form = r"\frac{{{1}}}{{{2}}}", "{} {}/{}"
+    return _FRACTION.sub(lambda x: form[bool(x[1])].format(x[1], *normalize("NFKC", x[2]).split("⁄")), text)
 
 
 def after_thinking(text: str) -> str:
@@ -156,12 +154,6 @@ def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | N
     return None
 
 
-def _final_bracket(text: str) -> str | None:
-    """Return the value in `[90]` at the end of the text, unless it is an interval or a list."""
-    found = _LAST_BRACKET.search(text[-200:])
-    return found[1].strip(" $") if found else None
-
-
 def is_formula(text: str) -> bool:
     """Whether the only words are names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
     if len(text) > MAX_LENGTH or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
@@ -177,14 +169,8 @@ def _strip_marks(text: str) -> str:
 
 
 def _tail(text: str) -> str:
-    """Return the end of a long text, cut between lines or sentences so that no formula is split."""
-    if len(text) <= MAX_LENGTH:
-        return text
-    tail = text[-MAX_LENGTH:]
-    for cut in ("\n", ". ", " "):
-        if 0 <= (at := tail.find(cut)) < MAX_LENGTH // 2:
-            return tail[at + len(cut) :]
-    return tail
+    """Return the end of a long text, cut between lines, sentences or words so that no formula is split."""
+    return _CUT.sub("", text[-MAX_LENGTH:]) if len(text) > MAX_LENGTH else text
 
 
 def too_complex(text: str) -> bool:

@@ -45,7 +45,7 @@ _WORD_OF |= {
 _GROUPED = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,2}(?:,\d\d)+,\d{3})")
 """1.234.567 and 12,34,567."""
 _DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3}(?:[. ]\d{3})+,\d{1,60}")
-_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d)|(?=\s*[ap]\.?\s?m))\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _NAMED = re.compile(
     r"(?:answer|option|choice|choos\w*|select\w*|pick\w*|it['’]?s|it is)\b[^.\n]{0,30}\Z", re.IGNORECASE
 )
@@ -90,12 +90,11 @@ def read_other_number(text: str) -> tuple[Fraction, int] | None:
     return None if value is None else (Fraction(value), 0)
 
 
-def same_time(a: str, b: str) -> bool:
-    """Whether two times are equal: 15:30 and 3:30 p.m."""
+def same_time(a: str, b: str) -> bool | None:
+    """Whether two times are equal, such as 15:30 and 3:30 p.m.; None if one has neither a.m. nor 24 hours."""
     times = [_TIME.fullmatch(_MARKUP.sub(" ", text).strip()) for text in (a, b)]
-    found = [(int(t[1]) % 12, t[2], t[3].lower() == "p" if t[3] else int(t[1]) >= 12) for t in times if t]
-    stated = [t[3] or not 0 < int(t[1]) < 13 for t in times if t]
-    return len(found) == 2 and found[0] == found[1] and all(stated)
+    found = [(int(t[1]) % 12, t[2] or "00", t[3].lower() == "p" if t[3] else int(t[1]) >= 12) for t in times if t]
+    return found[0] == found[1] if all(t and (t[3] or not 0 < int(t[1]) < 13) for t in times) else None
 
 
 def same_number(a: tuple[Fraction, int], b: tuple[Fraction, int]) -> bool:
@@ -206,10 +205,8 @@ _NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
 _SYMBOL = r"[^\W\d_]|\\(?:pi|theta|alpha|beta)(?![a-zA-Z])|\\[dtc]?frac\s*(?:\d\s*\d|\{[^{}]*\}\s*\{[^{}]*\})"
 _ARGUMENT = re.compile(rf"(\^|\\mathbb|\\[dtc]?frac\s*(?:\d|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})?)\s*({_SYMBOL})")
 """`\\frac\\pi4`, which math-verify would split into `\\frac{\\}{p}i4`, and `\\frac{1}x`."""
-_FACTOR = re.compile(r"(\d)\s*(?=(?:\\left\s*)?\(\s*\\[dtc]?frac)")
-"""The 2 in `2(\\frac13)`, a mixed number to math-verify."""
-_DIGIT_ARGUMENTS = re.compile(r"(\\[dtc]?frac)\s*(\d)\s*(\d)(?=\d)")
-"""`\\frac112` is 1/1 times 2 in TeX, but 1/12 to math-verify."""
+_FACTOR = re.compile(r"(\\[dtc]?frac\s*\d\s*\d(?=\d)|(?<![\w^.])\d+\s*(?=(?:\\left\s*)?\(\s*\\[dtc]?frac))")
+"""`\\frac11` before a 2 and 2 before `(\\frac13)`, which are 1/12 and a mixed number to math-verify."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!\s?)?\d{3})+(?![\d,])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _LETTER_UNIT = re.compile(
@@ -312,8 +309,7 @@ def clean(text: str) -> str:
     for command, same in _SYNONYMS.items():
         text = text.replace(command, same)
     text = _ARGUMENT.sub(r"\1{\2}", _ARGUMENT.sub(r"\1{\2}", text))  # both arguments of a fraction
-    text = _DIGIT_ARGUMENTS.sub(r"\1{\2}{\3}\\cdot ", _FACTOR.sub(r"\1\\cdot ", text))
-    text = _DEGREES.sub(r"\1{\2 \\pi / 180}", text)
+    text = _DEGREES.sub(r"\1{\2 \\pi / 180}", _FACTOR.sub(r"\1\\cdot ", text))
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
             inner = text[len(left) : -len(right)]
