@@ -138,7 +138,7 @@ SAME = [
     (r"\boxed{2^{-60}}", r"\frac{1}{2^{60}}"), (r"\boxed{-2,1½}", "-2, 3/2"), (r"\boxed{a:b:c=1:2:3}", "1:2:3"),
     (r"\boxed{5 Km}", "5"), (r"\boxed{3/4 of a cup}", "3/4"), (r"\boxed{5元}", "5"), ("3 p.m.", "15:00"),
     (r"\boxed{1 \text{ Or } 2}", "1,2"), (r"\boxed{\displaystyle{(1,2]}}", "(1,2]"), (r"\boxed{= 5\square}", "5"),
-    (r"\boxed{1.234,5}", "1234.5"),
+    (r"\boxed{1.234,5}", "1234.5"), (r"\boxed{\frac{100}{3}\%}", r"33\frac13\%"),
     # prose, and gold answers in a list or a tag
     ("So it costs \\$18.50.", "18.5"), ("So it is 2½ cups.", "5/2"), ("It is now −5 degrees.", "-5"),
     (r"\boxed{\frac12}", [r"\frac{1}{2}"]), (r"\boxed{3,4}", ["3", "4"]), (r"\boxed{3}", "<answer> 3 </answer>"),
@@ -192,9 +192,8 @@ DIFFERENT = [
     (r"\boxed{0}", "R-r"), (r"\boxed{3r^2}", "3R^2"), (r"\boxed{3 \text{ hours 20 minutes}}", "3"),
     (r"\boxed{5 degrees}", "-5 degrees"), (r"\boxed{\sqrt\frac{2}{3}}", r"\frac23"), ("So it is 2 1/2 cups.", "3/2"),
     (r"\boxed{√½}", "1/2"), (r"\boxed{\frac112}", "1/12"), (r"\boxed{2(\frac12)}", "5/2"), (r"\boxed{-2,1½}", "-2,1"),
-    (r"\boxed{2^{-60}}", "2^{-61}"), (r"\boxed{1:3:2}", "1:2:3"), (r"\boxed{5 squared}", "5"),
-    (r"\boxed{1,0000}", "10000"), (r"\boxed{5\text{ and a half}}", "5"),
-    (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
+    (r"\boxed{2^{-60}}", "2^{-61}"), (r"\boxed{1:3:2}", "1:2:3"), (r"\boxed{5 squared}", "5"), ("1,0000", "10000"),
+    (r"\boxed{5\text{ and a half}}", "5"), (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
 ]  # fmt: skip
 NOTHING = [
     "", " ", r"\boxed{}", r"\boxed{5", r"\boxed{5} and \boxed{1", "<think>still thinking", r"<think>\boxed{5}</think>",

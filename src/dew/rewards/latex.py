@@ -187,7 +187,9 @@ def _parse_latex(text: str) -> list[Any]:
     text = (";" if all("=" in part and "," in part for part in parts) else ",").join(parts)
     try:  # as a whole: math-verify's `parse` also takes a fraction out of what is no formula
         return [mv_parser.parse_latex_cached(normalize_latex(text, LATEX.normalization_config))]
-    except Exception:  # of no common class; it cannot read ± in a fraction
+    except Exception:  # of no common class; it cannot read the percentage of a fraction, or ± in one
+        if text.endswith(r"\%"):
+            return [mv_parser.convert_to_pct(value) for value in _parse_latex(text.removesuffix(r"\%"))]
         both = [_PM.sub(above, _MP.sub(below, text)) for above, below in ("+-", "-+")]
         return _parse_latex(", ".join(both)) if text not in both else []
 
