@@ -192,7 +192,7 @@ DIFFERENT = [
     (r"\boxed{0}", "R-r"), (r"\boxed{3r^2}", "3R^2"), (r"\boxed{3 \text{ hours 20 minutes}}", "3"),
     (r"\boxed{5 degrees}", "-5 degrees"), (r"\boxed{\sqrt\frac{2}{3}}", r"\frac23"), ("So it is 2 1/2 cups.", "3/2"),
     (r"\boxed{√½}", "1/2"), (r"\boxed{\frac112}", "1/12"), (r"\boxed{2(\frac12)}", "5/2"), (r"\boxed{-2,1½}", "-2,1"),
-    (r"\boxed{2^{-60}}", "2^{-61}"), (r"\boxed{1:3:2}", "1:2:3"), (r"\boxed{5 squared}", "5"), ("1,0000", "10000"),
+    (r"\boxed{2^{-60}}", "2^{-61}"), (r"\boxed{1:3:2}", "1:2:3"), (r"\boxed{5 squared}", "5"), ("5=6,7", "6,7"),
     (r"\boxed{5\text{ and a half}}", "5"), (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
 ]  # fmt: skip
 NOTHING = [

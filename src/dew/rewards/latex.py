@@ -229,6 +229,8 @@ def _meanings(value: Any, text: str) -> list[Any]:
 def _canonical(value: Any) -> Any:
     """Return a canonical form: 0.1 + 0.2 becomes 3/10 (a sum of floats is not 0.3), −50% becomes (−50)% (math-verify
     then accepts −50), 5 = 6 becomes false, 6 = x becomes x = 6, and a > b > c becomes c < b < a."""
+    if isinstance(value, sympy.FiniteSet) and any(_canonical(x) is sympy.false for x in value.args):
+        value = sympy.false  # 5 = 6, 7
     relations = value._unsorted_args if isinstance(value, And) else [value]
     if all(isinstance(r, sympy.Eq) for r in relations):
         sides = [relations[0].lhs, *(r.rhs for r in relations)]
