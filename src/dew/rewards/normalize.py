@@ -44,7 +44,6 @@ _WORD_OF |= {
 }  # fmt: skip
 _GROUPED = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,2}(?:,\d\d)+,\d{3})")
 """1.234.567 and 12,34,567."""
-_DECIMAL_COMMA = re.compile(r"[-+]?\d{1,3}(?:[. ]\d{3})+,\d{1,60}")
 _TIME = re.compile(r"(\d{1,2})(?::(\d\d)|(?=\s*[ap]\.?\s?m))\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _NAMED = re.compile(
     r"(?:answer|option|choice|choos\w*|select\w*|pick\w*|it['’]?s|it is)\b[^.\n]{0,30}\Z", re.IGNORECASE
@@ -81,11 +80,9 @@ def read_number(text: str) -> tuple[Fraction, int] | None:
 
 
 def read_other_number(text: str) -> tuple[Fraction, int] | None:
-    """Read a number that only an answer may have: words up to a hundred, or other separators (1.234.567, 1.234,5)."""
+    """Read a number that only an answer may have: words up to a hundred, or other separators (1.234.567, 12,34,567)."""
     if _GROUPED.fullmatch(text := _AROUND.sub("", text)):
         return Fraction(re.sub(r"[.,]", "", text)), 0
-    if _DECIMAL_COMMA.fullmatch(text):
-        return Fraction(re.sub(r"[. ]", "", text).replace(",", ".")), len(text.partition(",")[2])
     value = _WORD_OF.get(" ".join(re.findall(r"[^\W_]+", _MARKUP.sub(" ", text[:60]).lower())))
     return None if value is None else (Fraction(value), 0)
 
@@ -294,8 +291,8 @@ def alternatives(text: str) -> list[str]:
             found.append(rf"{number} \cdot 10^{_SCALES[scale[1]]}")
     if words(text) in _NOTHING:
         found.append(r"\emptyset")
-    if re.fullmatch(r"-?\d+,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
-        found.append(text.replace(",", "."))
+    if re.fullmatch(r"-?\d+(?:[. ]\d{3})*,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
+        found.append(re.sub(r"[. ]", "", text).replace(",", "."))
     if power := re.fullmatch(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})", text):
         found.append(rf"{power[1]} \cdot 10^{{{int(power[2])}}}")
     if _THOUSANDS.search(text) and not re.search(r"[(\[]|\\\{", text):  # x = 1,200 is not 1 and 200
