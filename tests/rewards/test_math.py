@@ -133,6 +133,12 @@ SAME = [
     # arguments without braces, of which math-verify takes only one character
     (r"\boxed{\frac\pi4}", r"\pi/4"), (r"\boxed{\frac{\sqrt2}\beta}", r"\sqrt{2}/\beta"), ("√π", r"\sqrt{\pi}"),
     (r"\boxed{\sqrt10}", r"\sqrt{10}"), (r"\boxed{\sqrt\frac23}", r"\sqrt{2/3}"), (r"\boxed{x^\frac12}", r"\sqrt{x}"),
+    (r"\boxed{√√16}", "2"), (r"\boxed{√½}", r"\frac{\sqrt2}{2}"), (r"\boxed{⅔²}", "4/9"), (r"\boxed{2(\frac12)}", "1"),
+    (r"\boxed{\log_2(\frac18)}", "-3"), (r"\boxed{\frac{1\pm\sqrt5}{2}}", r"\frac{1+\sqrt5}{2}, \frac{1-\sqrt5}{2}"),
+    (r"\boxed{2^{-60}}", r"\frac{1}{2^{60}}"), (r"\boxed{-2,1½}", "-2, 3/2"), (r"\boxed{a:b:c=1:2:3}", "1:2:3"),
+    (r"\boxed{5 Km}", "5"), (r"\boxed{3/4 of a cup}", "3/4"), (r"\boxed{5元}", "5"), ("3 p.m.", "15:00"),
+    (r"\boxed{1 \text{ Or } 2}", "1,2"), (r"\boxed{\displaystyle{(1,2]}}", "(1,2]"), (r"\boxed{= 5\square}", "5"),
+    (r"\boxed{1.234,5}", "1234.5"), (r"\boxed{\frac{100}{3}\%}", r"33\frac13\%"),
     # prose, and gold answers in a list or a tag
     ("So it costs \\$18.50.", "18.5"), ("So it is 2½ cups.", "5/2"), ("It is now −5 degrees.", "-5"),
     (r"\boxed{\frac12}", [r"\frac{1}{2}"]), (r"\boxed{3,4}", ["3", "4"]), (r"\boxed{3}", "<answer> 3 </answer>"),
@@ -185,6 +191,9 @@ DIFFERENT = [
     # upper and lower case, numbers among the words of a unit, the sign of a quantity, roots, mixed numbers in prose
     (r"\boxed{0}", "R-r"), (r"\boxed{3r^2}", "3R^2"), (r"\boxed{3 \text{ hours 20 minutes}}", "3"),
     (r"\boxed{5 degrees}", "-5 degrees"), (r"\boxed{\sqrt\frac{2}{3}}", r"\frac23"), ("So it is 2 1/2 cups.", "3/2"),
+    (r"\boxed{√½}", "1/2"), (r"\boxed{\frac112}", "1/12"), (r"\boxed{2(\frac12)}", "5/2"), (r"\boxed{-2,1½}", "-2,1"),
+    (r"\boxed{2^{-60}}", "2^{-61}"), (r"\boxed{1:3:2}", "1:2:3"), (r"\boxed{5 squared}", "5"), ("5=6,7", "6,7"),
+    (r"\boxed{5\text{ and a half}}", "5"), (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
 ]  # fmt: skip
 NOTHING = [
     "", " ", r"\boxed{}", r"\boxed{5", r"\boxed{5} and \boxed{1", "<think>still thinking", r"<think>\boxed{5}</think>",
@@ -198,6 +207,8 @@ NO_CHOICE = [
     ("Suppose D is the midpoint.", "D"), ("The answer is unclear. A sum is needed.", "A"), ("We know A and B.", "B"),
     # several numbers to choose from, or one that it is not
     ("It could be 5, 6, 7.", "7"), ("It is either 5 or 7.", "7"), ("So the answer is not 12, as required.", "12"),
+    ("It is less than 5.", "5"), ("It is not $\\frac12$.", "0.5"), (r"\boxed{\ge\frac{3}{4}}", "3/4"),
+    (r"\boxed{\frac{3}{4} \cup 2}", "3/4"), (r"\boxed{1/0}", "0"),
 ]  # fmt: skip
 
 
@@ -225,18 +236,6 @@ def test_marked_answers_and_prose():
     assert find_gold("$x+1$") == Answer("$x+1$", marked=True)
     assert find_gold(r"\$36") == Answer(r"\$36", marked=True)
     assert find_gold(" ") is None
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("1,000.50", "1000.5"), ("-3/4", "-0.75"), (r"-\dfrac{10}{9}", "-10/9"), (r"\frac12", "0.5"), ("1 1/2", "1.5"),
-     (".5", "0.5"),
-     ("$12", "12"), ("1 000", "1000"), (r"1,\!234", "1234"), ("1,22", None), ("1/0", None), ("12a", None), ("", None),
-     ("1,0000", None), ("1.2.3", None), ("9" * 61, None)],
-)  # fmt: skip
-def test_plain_numbers(text: str, number: str | None):
-    found = read_number(text)
-    assert (write_number(found[0]) if found else None) == number
 
 
 # ── Oracle: labels from other projects' test suites ───────────────────────────────────────────────────────

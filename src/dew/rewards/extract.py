@@ -10,13 +10,14 @@ from typing import NamedTuple
 from unicodedata import normalize
 
 MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the named data sets has 200
+_CUT = re.compile(r"\A(?:.{,2000}?\n|.{,2000}?\. |.{,2000}? )", re.DOTALL)
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
 _SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x200B), 0x202F, 0x205F, 0x3000)}
 _SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF)) | {0x2212: "-"}
 """Unicode spaces and minus, and zero-width characters, which are removed. The parsers' grammars have none of them."""
-_RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", "[¼½¾⅐-⅞]"))
+_RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", r"(\d ?)?([¼½¾⅐-⅞])"))
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
@@ -30,10 +31,12 @@ _SENTENCE_ENDS = re.compile(
 _DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
 _UNDECIDED = re.compile(
     r"(?i)\b(?:could|may|might|either|maybe|perhaps|possibly)\b[^.\n]*\d\W{0,3}(?:,|\bor\b)\W{0,3}(?:or\b\W{0,3})?\d[^.\n]*\W*\Z"
-    r"|\bnot\W{1,3}\d[\d.,/]*\b[^\d\n]{0,40}\Z"
+    r"|(?:\b(?:not|(?:less|more|greater) than|twice|half of)\W{1,3}|不是\W{0,3})"
+    r"(?:\d[\d.,/]*\b|[\w\\{}^_/+-]+\$)[^\d\n]{0,40}\Z"
 )
-"""A text that ends with several candidates ("5, 6 or 7") or with "not 7"."""
+"""A text that ends with several candidates ("5, 6 or 7") or with "not 7" or "less than 7"."""
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
+"""`[90]` at the end, but no interval or list."""
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
 _MATH_WORD = re.compile(
     r"(?:arc)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|sqrt|pi|infinity|inf|min|max|gcd|lcm|mod|and|or|theta|alpha"
@@ -65,10 +68,10 @@ def find_answer(text: str) -> Answer | None:
     if boxes := list(_BOX.finditer(text)):
         found = _after_answer_is(text[boxes[-1].end() :], _FINAL_ANSWER_IS) or last_boxed(text)
         return Answer(found, marked=True) if found else None
-    if found := _after_hashes(text) or _after_answer_is(text) or _final_bracket(text):
+    bracket = _LAST_BRACKET.search(text[-200:])
+    if found := _after_hashes(text) or _after_answer_is(text) or (bracket and bracket[1].strip(" $")):
         return Answer(found, marked=True)
-    text = text.strip().removeprefix("=").strip()
-    if not text or _UNDECIDED.search(text[-200:]):
+    if not (text := text.strip()) or _UNDECIDED.search(text[-200:]):
         return None
     return Answer(text, marked=True) if is_formula(text) else Answer(_tail(text), marked=False)
 
@@ -88,10 +91,11 @@ def in_tag(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ becomes 10^{5}, 2¾ becomes 2 3/4."""
+    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
-    return _FRACTION.sub(lambda found: " " + normalize("NFKC", found[0]).replace("⁄", "/"), text)
+    form = r"\frac{{{1}}}{{{2}}}", "{} {}/{}"
+    return _FRACTION.sub(lambda x: form[bool(x[1])].format(x[1], *normalize("NFKC", x[2]).split("⁄")), text)
 
 
 def after_thinking(text: str) -> str:
@@ -150,12 +154,6 @@ def _after_answer_is(text: str, phrase: re.Pattern[str] = _ANSWER_IS) -> str | N
     return None
 
 
-def _final_bracket(text: str) -> str | None:
-    """Return the value in `[90]` at the end of the text, unless it is an interval or a list."""
-    found = _LAST_BRACKET.search(text[-200:])
-    return found[1].strip(" $") if found else None
-
-
 def is_formula(text: str) -> bool:
     """Whether the only words are names of functions: `2x + 3`, `\\frac{1}{2}`, `x = 4`."""
     if len(text) > MAX_LENGTH or "\n\n" in text.strip() or not re.search(r"[\w\\∞π√∅]", text):
@@ -167,18 +165,12 @@ def is_formula(text: str) -> bool:
 
 def _strip_marks(text: str) -> str:
     """Strip surrounding emphasis, quotation marks and punctuation."""
-    return text.strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
+    return text.replace('\\"', '"').strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
 
 
 def _tail(text: str) -> str:
-    """Return the end of a long text, cut between lines or sentences so that no formula is split."""
-    if len(text) <= MAX_LENGTH:
-        return text
-    tail = text[-MAX_LENGTH:]
-    for cut in ("\n", ". ", " "):
-        if 0 <= (at := tail.find(cut)) < MAX_LENGTH // 2:
-            return tail[at + len(cut) :]
-    return tail
+    """Return the end of a long text, cut between lines, sentences or words so that no formula is split."""
+    return _CUT.sub("", text[-MAX_LENGTH:]) if len(text) > MAX_LENGTH else text
 
 
 def too_complex(text: str) -> bool:

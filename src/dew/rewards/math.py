@@ -68,7 +68,7 @@ def verdict_or_answer(text: str, gold: str) -> Verdict | Answer:
         b = normalize.read_number(target.text)
         a = normalize.read_number(answer.text) or (normalize.read_other_number(answer.text) if b else None)
         same = normalize.same_number(a, b) if a and b else normalize.same_base(answer.text, target.text)
-        same = True if normalize.same_time(answer.text, target.text) else same
+        same = same if (times := normalize.same_time(answer.text, target.text)) is None else times
         if same is not None:
             return Verdict("correct" if same else "wrong", normalize.write_number(a[0]) if a else answer.text)
     if answer.marked and too_complex(answer.text):  # not parsed, but it may repeat the gold answer verbatim

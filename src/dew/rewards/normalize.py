@@ -44,7 +44,7 @@ _WORD_OF |= {
 }  # fmt: skip
 _GROUPED = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3}){2,}|\d{1,2}(?:,\d\d)+,\d{3})")
 """1.234.567 and 12,34,567."""
-_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d)|(?=\s*[ap]\.?\s?m))\s*(?:([ap])\.?\s?m\.?)?", re.IGNORECASE)
 _NAMED = re.compile(
     r"(?:answer|option|choice|choos\w*|select\w*|pick\w*|it['’]?s|it is)\b[^.\n]{0,30}\Z", re.IGNORECASE
 )
@@ -87,12 +87,11 @@ def read_other_number(text: str) -> tuple[Fraction, int] | None:
     return None if value is None else (Fraction(value), 0)
 
 
-def same_time(a: str, b: str) -> bool:
-    """Whether two times are equal: 15:30 and 3:30 p.m."""
+def same_time(a: str, b: str) -> bool | None:
+    """Whether two times are equal, such as 15:30 and 3:30 p.m.; None if one has neither a.m. nor 24 hours."""
     times = [_TIME.fullmatch(_MARKUP.sub(" ", text).strip()) for text in (a, b)]
-    found = [(int(t[1]) % 12, t[2], t[3].lower() == "p" if t[3] else int(t[1]) >= 12) for t in times if t]
-    stated = [t[3] or not 0 < int(t[1]) < 13 for t in times if t]
-    return len(found) == 2 and found[0] == found[1] and all(stated)
+    found = [(int(t[1]) % 12, t[2] or "00", t[3].lower() == "p" if t[3] else int(t[1]) >= 12) for t in times if t]
+    return found[0] == found[1] if all(t and (t[3] or not 0 < int(t[1]) < 13) for t in times) else None
 
 
 def same_number(a: tuple[Fraction, int], b: tuple[Fraction, int]) -> bool:
@@ -168,20 +167,21 @@ def same_base(a: str, b: str) -> bool | None:
 
 # ── quantities, and LaTeX for the parser ────────────────────────────────────────────────────────────────────
 UNITS = (
-    r"(?:[mcdkn]m|ft|yd|mi|in|[mk]g|gm|lb|oz|[mcdk][lL]|min|sec|hr|ms|mph|[ck]?m/s|km/?h|kmph|rpm|[kM]Wh?|[kMG]?Hz"
+    r"(?:[mcdknK]m|ft|yd|mi|in|[mkK]g|gm|lb|oz|[mcdk][lL]|min|sec|hr|ms|mph|[ck]?m/s|km/?h|kmph|rpm|[kM]Wh?|[kMG]?Hz"
     r"|k?Pa|eV|cc|sq|cu|rad|deg|mol|pt|yr|men|day|(?:kilo|centi|milli|deci)?(?:met(?:er|re)|lit(?:er|re)|gram)|feet|foot|inch|yard|mile"
     r"|degree|radian|unit|square|cubic|cent|dollar|pound|ounce|gallon|acre|hectare|hour|minute|second|week|month|year"
-    r"|point|rupee|student|people|digit|integer|way|time|old|per)(?:e?s)?(?![a-zA-Z])"
+    r"|point|cup|bag|box|egg|car|ton|rupee|student|people|digit|integer|way|time|old|per)(?:e?s)?(?![a-zA-Z])"
 )
 """Words that are always units, unlike a single letter, `ab` or `xyz`, which may be variables."""
 _UNIT_LETTER = "[mgshtdlLNJWVAKCFT]"
+_NO_UNIT = r"(?:minus|squared|cubed|factorial|and\s+a\s+half)\b"
 _UNIT = re.compile(
     r"(?:\\?\$|[€£¥~≈\s]|\\approx|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR|about|approximately)\b)*"
     r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?|[-+]?\d{0,9}\s*\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d))\s*"
     r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
     rf"(?:\\(?:text|mathrm|mbox|textbf)\s*\{{(?![\s~]*(?!{_UNIT_LETTER})[a-zA-Z]\s*\}})[^{{}}]*\}}"
-    rf"|{UNITS}|(?<=\s)[^\W\d_]{{4,}}+|[^\x00-\x7f\W\d_]{{2,}}+|(?:USD|EUR|GBP|INR)\b"
-    r"|\\[ ,;]|[°€£¥²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
+    rf"|{UNITS}|(?<=\s)(?:of(?:\s+the|\s+an?)?(?=\s)|(?!{_NO_UNIT})[^\W\d_]{{4,}}+)|[^\x00-\x7f\W\d_]{{2,}}+|[一-鿿]|(?:USD|EUR|GBP|INR)\b"
+    r"|\\[ ,;]|[°€£¥¢²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
 )
 """A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
 _BOLD = re.compile(r"(?<![\w)])\*\*([^*]+)\*\*(?!\w)")
@@ -189,9 +189,9 @@ _DECORATION = re.compile(
     r"\\(?:text)?color\s*\{[^{}]*\}|\\(?:underline|bm|boldsymbol|displaystyle|large|Large|LARGE|huge|Huge|bf)(?![a-zA-Z])"
     r"|\\[bB]igg?[lr]?(?![a-zA-Z])|(?<=\\\\)\[[\d.]+(?:pt|em|ex|[cm]m)\]|\\text\s*\{\s*\\\$\s*\}"
     r"|\^\s*\{?\s*\\circ\s*\}?\s*[CF]\Z|(?:\\pmod\s*(?:\{[^{}]*\}|\d+)|\(\s*\\?mod\s*\d+\s*\))\s*\Z"
-    r"|\A.*\\equiv(?=.*mod)|(?<=:\d\d)\s*[aApP]\.?\s?[mM]\.?\Z"
+    r"|\\(?:black)?square(?![a-zA-Z])|\\checkmark|\A.*\\equiv(?=.*mod)|(?<=:\d\d)\s*[aApP]\.?\s?[mM]\.?\Z"
 )
-"""Colour, size, the space between the rows of a matrix, `\\text{\\$}`, `°C`, the modulus in `9 \\pmod{11}`, p.m."""
+"""Colour, size, the space between the rows of a matrix, `\\text{\\$}`, `°C`, ∎, the modulus in `9 \\pmod{11}`, p.m."""
 _DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)\s*(?:\^\s*(?:\d|\{\d\})\s*)?[({]?\s*)"
     r"(\d+(?:\.\d+)?)\s*\^\s*(?:\{\s*\\circ\s*\}|\\circ(?![a-z]))"
@@ -202,6 +202,8 @@ _NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
 _SYMBOL = r"[^\W\d_]|\\(?:pi|theta|alpha|beta)(?![a-zA-Z])|\\[dtc]?frac\s*(?:\d\s*\d|\{[^{}]*\}\s*\{[^{}]*\})"
 _ARGUMENT = re.compile(rf"(\^|\\mathbb|\\[dtc]?frac\s*(?:\d|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})?)\s*({_SYMBOL})")
 """`\\frac\\pi4`, which math-verify would split into `\\frac{\\}{p}i4`, and `\\frac{1}x`."""
+_FACTOR = re.compile(r"(\\[dtc]?frac\s*\d\s*\d(?=\d)|(?<![\w^.])\d+\s*(?=(?:\\left\s*)?\(\s*\\[dtc]?frac))")
+"""`\\frac11` before a 2 and 2 before `(\\frac13)`, which are 1/12 and a mixed number to math-verify."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!\s?)?\d{3})+(?![\d,])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _LETTER_UNIT = re.compile(
@@ -212,8 +214,10 @@ _MINUS_POWER = re.compile(r"\^\s*(-\s*(?:\d+|[a-zA-Z]))")
 _INNER = r"\([^()]*+\)"
 for _ in range(8):  # brackets within brackets
     _INNER = rf"\((?:[^()]|{_INNER})*+\)"
-_ROOT = re.compile(rf"(?:([√∛∜])|\\?(?<![A-Za-z])sqrt(\[\w\])?)\s*(\d+(?:\.\d+)?|{_INNER}|{_SYMBOL})")
-"""√12, and `\\sqrt12` and `\\sqrt\\frac23`, which math-verify reads as √1 · 2 and 2/3."""
+_ROOT = re.compile(
+    rf"(?:([√∛∜])|\\?(?<![A-Za-z])sqrt(\[\w\])?)\s*((?:(?:[√∛∜]|\\sqrt)\s*)*(?:\d+(?:\.\d+)?|{_INNER}|{_SYMBOL}))"
+)
+"""√12, √√16, and `\\sqrt12` and `\\sqrt\\frac23`, which math-verify reads as √1 · 2 and 2/3."""
 _DEGREE = {"√": "", "∛": "[3]", "∜": "[4]"}
 _NAMES = re.compile(
     r"(?<![\\A-Za-z])(sqrt|pi|(?:arc)?(?:sin|cos|tan|cot)|csc|log|ln|theta|alpha|beta|infty)(?![A-Za-z])"
@@ -223,7 +227,7 @@ _OR, _AND = (
     re.compile(
         rf"{_GAP}(?:\\(?:text|mbox)\s*\{{\s*{word}\s*\}}|(?<![a-z\\]){word}(?![a-z])|\\(?:{signs})(?![a-zA-Z])){_GAP}"
     )
-    for word, signs in (("or", "lor|vee"), ("and", "land|wedge"))
+    for word, signs in (("[oO]r", "lor|vee"), ("[aA]nd", "land|wedge"))
 )
 _POINT = re.compile(r"\A[A-Z]\s*(?=(?:\\left\s*)?\([^()]*,[^()]*\)\Z)")
 """The name of a point before its coordinates."""
@@ -267,7 +271,8 @@ def _quantities(text: str) -> list[tuple[Fraction, int]]:
 def unwrap(text: str) -> str:
     """Remove command and braces around a formula: `\\mathbf{6-5i}`, `\\text{p - q}`, `{(3,4]}`. Words keep theirs,
     unless there is a number among them: `3 \\text{ hours 20 minutes}` is not 3."""
-    text = _TEXT.sub(lambda words: words[1] if re.search(r"(?<![\w^])\d", words[1]) else words[0], text.strip())
+    text = _TEXT.sub(lambda words: words[1] if re.search(rf"(?<![\w^])(?:\d|{_NO_UNIT})", words[1]) else words[0], text)
+    text = _DECORATION.sub("", text).strip()
     command = re.match(r"(?:\\(?:math(?:bf|rm|it)|text(?:bf|rm|it)?|mbox))?(?=\s*\{)", text)
     inner, end = (command and in_braces(text, command.end())) or ("", 0)
     whole = end == len(text) and not re.search(r"[A-Z]{2}|\\choose|\\over", inner)
@@ -286,8 +291,8 @@ def alternatives(text: str) -> list[str]:
             found.append(rf"{number} \cdot 10^{_SCALES[scale[1]]}")
     if words(text) in _NOTHING:
         found.append(r"\emptyset")
-    if re.fullmatch(r"-?\d+,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
-        found.append(text.replace(",", "."))
+    if re.fullmatch(r"-?\d+(?:[. ]\d{3})*,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
+        found.append(re.sub(r"[. ]", "", text).replace(",", "."))
     if power := re.fullmatch(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})", text):
         found.append(rf"{power[1]} \cdot 10^{{{int(power[2])}}}")
     if _THOUSANDS.search(text) and not re.search(r"[(\[]|\\\{", text):  # x = 1,200 is not 1 and 200
@@ -301,15 +306,17 @@ def clean(text: str) -> str:
     for command, same in _SYNONYMS.items():
         text = text.replace(command, same)
     text = _ARGUMENT.sub(r"\1{\2}", _ARGUMENT.sub(r"\1{\2}", text))  # both arguments of a fraction
-    text = _DEGREES.sub(r"\1{\2 \\pi / 180}", text)
+    text = _DEGREES.sub(r"\1{\2 \\pi / 180}", _FACTOR.sub(r"\1\\cdot ", text))
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
             inner = text[len(left) : -len(right)]
             text = inner if left not in inner else text
-    text = _POINT.sub("", text.strip(" \n\t*`").rstrip(".,;:").rstrip("\\").strip())
+    text = _POINT.sub("", text.strip(" \n\t*`").removeprefix("=").rstrip(".,;:").rstrip("\\").strip())
     text = _MINUS_POWER.sub(r"^{\1}", _LETTER_UNIT.sub("", text))
     # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
     text = _NAMES.sub(r"\\\1", _LETTER.sub(r"\1", text))
+    if (ratio := text.rpartition("=")[2]).count(":") > 1 and "," not in ratio:  # 1:2:3 is not 1/6
+        text = f"({ratio.replace(':', ',')})"
     if builder := _SET_BUILDER.fullmatch(text):
         text = builder[1]
     text = _AND.sub(r" \\land ", _OR.sub(r" \\lor ", _UNION.sub(r"\\cup ", text)))
