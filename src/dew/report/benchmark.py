@@ -245,8 +245,8 @@ def rate(x: float | None) -> str:
 
 def title(arm: str, rows: Sequence[Row]) -> str:
     """Return the name of an arm, e.g. "dew", or "dew, placebo" for dew(placebo=True)."""
-    of = {x: (row.arm, what) for row in rows if row.arm in (*ARMS, *CANDIDATES)
-          for x, what in zip(companions(row.arm), ("control", "placebo"), strict=True)}  # fmt: skip
+    of = {x: (row.arm, what) for row in rows
+          for x, what in ((row.runs[0].control, "control"), (row.runs[0].placebo, "placebo"))}  # fmt: skip
     return ", ".join(of.get(arm, [arm]))
 
 

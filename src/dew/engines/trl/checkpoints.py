@@ -175,10 +175,16 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     return state
 
 
-def use_learning_rate(trainer: Any, old: float | None) -> None:
-    """Set the rates of the trainer's own learning rate and number of steps. Its optimizer and schedule have just been
-    loaded with those of the run that wrote the checkpoint, whose learning rate was `old`."""
+def use_own_settings(trainer: Any, own: list[dict[str, Any]], old: float | None) -> None:
+    """Use the trainer's `own` settings of the optimizer, its learning rate and its number of steps: optimizer and
+    schedule have just been loaded with those of the run that wrote the checkpoint, whose learning rate was `old`."""
     schedule, groups, new = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.args.learning_rate
+    for group, settings in zip(groups, own, strict=True):
+        if settings.keys() - group.keys():
+            what = f"optim={trainer.args.optim.value}: the checkpoint has the state of another optimizer."
+            remedy = "Write the optim of that run, or start a new run with the checkpoint as its model."
+            raise ConfigError(Problem(what, remedy=remedy))
+        group.update({name: x for name, x in settings.items() if name not in ("params", "lr", "initial_lr")})
     scale = new / old if old else 1.0
     if scale != 1:
         logger.info("learning_rate: %g from now on; the checkpoint was trained with %g.", new, old)

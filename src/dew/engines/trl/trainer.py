@@ -76,7 +76,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         if args.use_vllm and args.vllm_mode == "server":
             logger.info("waiting up to %g s (vllm_server_timeout) for the vLLM server.", args.vllm_server_timeout)
-        super().__init__(model, limited, args, train_dataset, *others, **settings)
+        with rollout.loading_by_name(model):
+            super().__init__(model, limited, args, train_dataset, *others, **settings)
         rollout.check_inputs(self)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
         # its gradient can also be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
@@ -111,10 +112,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @property
     def overrides_loss(self) -> bool:
-        """Whether a subclass may change the loss of each of TRL's micro-batches."""
-        return any(
-            getattr(type(self), name) is not getattr(DewTrainer, name) for name in ("compute_loss", "_compute_loss")
-        )
+        """Whether a subclass or an attribute may change the loss of each of TRL's micro-batches."""
+        names = ("compute_loss", "_compute_loss")
+        return any(getattr(getattr(self, x), "__func__", None) is not getattr(DewTrainer, x) for x in names)
 
     @property
     def group_size(self) -> int:
@@ -217,10 +217,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._put(numbers, weight=batch.groups["sampled"])  # the last batch may have fewer prompts
         if self._stream is None or not self.model.training:
             means = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
-            shown = self._logs["advantages"]
-            rows = [*list(shown)[: -len(means)], *means]
-            shown.clear()
-            shown.extend(rows)
+            metrics.replace_last(self._logs["advantages"], means)
         if self._record_due:
             self._recorder.record(batch, credit, self)
 
@@ -422,6 +419,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                     del found[name]
         for name in set(logs) - set(metrics.finite_only(logs)):
             del logs[name]  # in place: TRL adds the metrics of an evaluation to this dictionary
+        for name in ("prompt", "completion") if self.log_completions else ():
+            metrics.replace_last(self._logs[name], list(map(metrics.with_text_arguments, self._logs[name])))
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)
@@ -441,12 +440,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        own = [dict(group) for group in self.optimizer.param_groups] if checkpoint else []
         super()._load_optimizer_and_scheduler(checkpoint)
         rank, device, batches = self.accelerator.process_index, self.accelerator.device, str(self.args.batches)
         state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
         if state is None:
             return
-        checkpoints.use_learning_rate(self, state.get("learning_rate"))
+        checkpoints.use_own_settings(self, own, state.get("learning_rate"))
         self._metrics["train"].update(state["metrics"])
         self._nonfinite.state = state["health"]
         self._step, self._buffered_inputs = state["step"], state["generation"]
