@@ -37,6 +37,8 @@ class Setting:
 
     def problem(self, name: str, value: Any) -> Problem | None:
         """Return a problem if the value is a number below its limit or not finite."""
+        if isinstance(value, str) and (self.least, self.above) != (None, None):
+            return Problem(f"{name}={value!r}.", remedy="Give a number.")
         if not isinstance(value, int | float):
             return None
         if self.least is not None and not self.least <= value < math.inf:

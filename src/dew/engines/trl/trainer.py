@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
@@ -149,7 +150,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 if checkpoint is None:
                     what = f"resume: {self.args.output_dir} has no complete checkpoint."
                     raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint."))
-            finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
+            adapter = is_peft_model(self.model)
+            finished = checkpoints.finished(str(checkpoint), self.args, adapter) if checkpoint else None
             if finished is None:
                 result = super().train(checkpoint, *args, **kwargs)
             else:  # transformers would train one more step
@@ -431,6 +433,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
+            "algorithm": self.algorithm.label,
             "learning_rate": self.args.learning_rate,
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
@@ -446,7 +449,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
         if state is None:
             return
-        checkpoints.use_own_settings(self, own, state.get("learning_rate"))
+        checkpoints.use_own_settings(self, own, state)
         self._metrics["train"].update(state["metrics"])
         self._nonfinite.state = state["health"]
         self._step, self._buffered_inputs = state["step"], state["generation"]
