@@ -6,9 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
+from dew.algorithms import get_algorithm
 from dew.engines.trl import checkpoints
 from dew.engines.trl.checkpoints import newest_complete, write_manifest
 from dew.engines.trl.rollout import PromptStream
@@ -214,8 +216,15 @@ def test_a_resumed_run_trains_at_its_own_learning_rate(tmp_path, caplog):
     caplog.set_level("INFO", "dew")
     saved = {"save_strategy": "steps", "save_steps": 2}
     tiny.trainer(tmp_path, learning_rate=1e-4, **saved).train()
-    resumed = tiny.trainer(tmp_path, max_steps=4, learning_rate=4e-4, **saved)
+    with pytest.raises(ConfigError, match="optim=sgd: the checkpoint has the state of another optimizer"):
+        tiny.trainer(tmp_path, max_steps=4, optim="sgd", **saved).train(resume_from_checkpoint=True)
+    with pytest.raises(ConfigError, match="checkpoint-2 is of a run without an adapter"):
+        lora = {"peft_config": LoraConfig(r=4, target_modules="all-linear")}
+        tiny.trainer(tmp_path, max_steps=4, others=lora, **saved).train(resume_from_checkpoint=True)
+    resumed = tiny.trainer(tmp_path, max_steps=4, learning_rate=4e-4, adam_beta2=0.9, algorithm="grpo", **saved)
     resumed.train(resume_from_checkpoint=True)
+    assert resumed.optimizer.param_groups[0]["betas"] == (0.9, 0.9)
+    assert "algorithm: grpo from now on; the checkpoint was trained with" in caplog.text
     rates = [line["learning_rate"] for line in resumed.state.log_history if "learning_rate" in line]
     assert rates == pytest.approx([1e-4, 5e-5, 2e-4, 1e-4])
     assert "learning_rate: 0.0004 from now on; the checkpoint was trained with 0.0001." in caplog.text
@@ -224,8 +233,9 @@ def test_a_resumed_run_trains_at_its_own_learning_rate(tmp_path, caplog):
 def test_other_schedules_go_on_from_the_rate_in_the_checkpoint():
     optimizer = torch.optim.SGD([{"params": [torch.ones(1)], "lr": x} for x in (3e-4, 1e-5)])
     args, schedule = SimpleNamespace(learning_rate=1e-5), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    trainer = SimpleNamespace(lr_scheduler=schedule, optimizer=optimizer, args=args, algorithm=get_algorithm("dew"))
     for old in (1e-4, None, 1e-5):  # None: written by dew 0.2
-        checkpoints.use_learning_rate(SimpleNamespace(lr_scheduler=schedule, optimizer=optimizer, args=args), old)
+        checkpoints.use_own_settings(trainer, [{}, {"momentum": 0}], {"learning_rate": old})
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([3e-5, 1e-6])
 
 

@@ -161,15 +161,17 @@ def test_the_new_name_of_gradient_checkpointing():
 
 def test_settings_that_verl_does_not_use_are_listed_once():
     own = {"algorithm": "dapo", "algorithm_kwargs": {"oversample": 3}}
-    found = prepare(small(use_vllm=True, logging_steps=5, scores={"max_new_tokens": 9}, **own))
-    assert found.notes == [
-        "not used on verl: use_vllm, logging_steps, scores.max_new_tokens, algorithm_kwargs.oversample"
-    ]
+    own |= {"use_vllm": True, "mask_truncated_completions": True}
+    unused, masked = prepare(small(logging_steps=5, scores={"max_new_tokens": 9}, **own)).notes
+    assert unused == "not used on verl: logging_steps, use_vllm, scores.max_new_tokens, algorithm_kwargs.oversample"
+    assert "also trains on truncated answers" in masked
 
 
 def test_the_learning_rate_is_constant_after_the_warmup():
     found = prepare(small(lr_scheduler_type="constant_with_warmup", warmup_steps=3))
     assert found[f"{ACTOR}.optim.lr_warmup_steps"] == 3  # and verl's own scheduler is constant
+    share = prepare(small(warmup_steps=0.1))
+    assert share[f"{ACTOR}.optim.lr_warmup_steps_ratio"] == 0.1 and not share[f"{ACTOR}.optim.lr_warmup_steps"]
     key = f"{ACTOR}.optim.lr_scheduler_type"
     assert prepare(small(lr_scheduler_type="cosine", verl={key: "cosine"}))[key] == "cosine"
 
@@ -190,6 +192,8 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"loss_type": "dr_grpo"}, "no algorithm is named. Name it"),
         ({"lora_alpha": 16}, "lora_alpha=16 is not translated"),
         ({"max_grad_norm": 0}, "max_grad_norm=0 is not translated"),  # no clipping
+        ({"min_p": 0.1}, "min_p=0.1 is not translated to verl. Remove it, or train on TRL."),
+        ({"warmup_ratio": 0.1}, "warmup_ratio is not a setting. Write warmup_steps"),
         ({"vllm_importance_sampling_correction": False}, "Write verl: {algorithm.rollout_correction.rollout_is: ...}"),
         ({"task": "missing.jsonl", "task_settings": {"prompt": "prompt"}}, "missing.jsonl"),
         ({"max_steps": None, "num_train_epochs": 1.5}, "num_train_epochs=1.5"),
