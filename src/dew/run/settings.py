@@ -36,16 +36,13 @@ class Setting:
     """Lower limits of a number: inclusive (`least`) and exclusive (`above`)."""
 
     def problem(self, name: str, value: Any) -> Problem | None:
-        """Return a problem if the value is a number below its limit or not finite."""
-        if isinstance(value, str) and (self.least, self.above) != (None, None):
-            return Problem(f"{name}={value!r}.", remedy="Give a number.")
-        if not isinstance(value, int | float):
+        """Return a problem if the value is text, or a number below its limit or not finite."""
+        limit = self.above if self.least is None else self.least
+        if limit is None or not isinstance(value, int | float | str):
             return None
-        if self.least is not None and not self.least <= value < math.inf:
-            return Problem(f"{name}={value}.", remedy=f"Give a number >= {self.least:g}.")
-        if self.above is not None and not self.above < value < math.inf:
-            return Problem(f"{name}={value}.", remedy=f"Give a number > {self.above:g}.")
-        return None
+        if not isinstance(value, str) and limit <= value < math.inf and value != self.above:
+            return None
+        return Problem(f"{name}={value!r}.", remedy=f"Give a number {'>' if self.least is None else '>='} {limit:g}.")
 
 
 SETTINGS = {

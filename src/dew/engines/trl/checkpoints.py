@@ -183,18 +183,16 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
 def use_own_settings(trainer: Any, own: list[dict[str, Any]], state: dict[str, Any]) -> None:
     """Use the trainer's `own` settings of the optimizer, its learning rate and its number of steps: optimizer and
     schedule have just been loaded with those of the run that wrote the checkpoint and dew's `state` in it."""
-    schedule, groups, new = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.args.learning_rate
+    schedule, groups, label = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.algorithm.label
+    new, old = trainer.args.learning_rate, state.get("learning_rate")
     for group, settings in zip(groups, own, strict=True):
         if settings.keys() - group.keys():
             what = f"optim={trainer.args.optim.value}: the checkpoint has the state of another optimizer."
             remedy = "Write the optim of that run, or start a new run with the checkpoint as its model."
             raise ConfigError(Problem(what, remedy=remedy))
-        group.update({name: x for name, x in settings.items() if name not in ("params", "lr", "initial_lr")})
-    if (before := state.get("algorithm", trainer.algorithm.label)) != trainer.algorithm.label:
-        logger.warning(
-            "algorithm: %s from now on; the checkpoint was trained with %s.", trainer.algorithm.label, before
-        )
-    old = state.get("learning_rate")
+        group.update({name: settings[name] for name in ("weight_decay", "betas", "eps") if name in settings})
+    if (before := state.get("algorithm", label)) != label:
+        logger.warning("algorithm: %s from now on; the checkpoint was trained with %s.", label, before)
     scale = new / old if old else 1.0
     if scale != 1:
         logger.info("learning_rate: %g from now on; the checkpoint was trained with %g.", new, old)

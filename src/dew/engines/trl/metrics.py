@@ -6,7 +6,7 @@ import math
 import re
 import sys
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -263,13 +263,6 @@ ON_A_LINE = (
     "length/truncated_share", "ratio/abs_log", "sampler/kl", "tokens_per_second", "step_time", "runtime", "epoch",
 )  # fmt: skip
 """The metrics that are printed, at most 15; trackers and metrics.jsonl have all of them."""
-
-
-def replace_last(shown: deque[Any], rows: Sequence[Any]) -> None:
-    """Replace the last rows of a column in TRL's table of completions."""
-    others = list(shown)[: -len(rows)]
-    shown.clear()
-    shown.extend([*others, *rows])
 
 
 def with_text_arguments(messages: Any) -> Any:

@@ -219,7 +219,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             self._put(numbers, weight=batch.groups["sampled"])  # the last batch may have fewer prompts
         if self._stream is None or not self.model.training:
             means = (credit.advantages.sum(-1) / batch.mask.sum(-1).clamp_min(1)).tolist()
-            metrics.replace_last(self._logs["advantages"], means)
+            shown = self._logs["advantages"]
+            rows = [*list(shown)[: -len(means)], *means]
+            shown.clear()
+            shown.extend(rows)
         if self._record_due:
             self._recorder.record(batch, credit, self)
 
@@ -422,7 +425,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         for name in set(logs) - set(metrics.finite_only(logs)):
             del logs[name]  # in place: TRL adds the metrics of an evaluation to this dictionary
         for name in ("prompt", "completion") if self.log_completions else ():
-            metrics.replace_last(self._logs[name], list(map(metrics.with_text_arguments, self._logs[name])))
+            for i, messages in enumerate([*(rows := self._logs[name])]):
+                rows[i] = metrics.with_text_arguments(messages)
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)
