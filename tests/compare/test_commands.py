@@ -12,7 +12,6 @@ from dew.cli import evaluate as command
 from dew.compare.sampling import Sampled, Sampling
 from dew.compare.scores import ScoredProblem, Scores
 from dew.rewards import Verdict
-from dew.run.folder import RunFolder
 from dew.tasks import TINY
 
 
@@ -48,9 +47,9 @@ def test_a_run_its_model_and_its_checkpoints_have_the_runs_task_and_length(dew, 
         assert asked[-1]["problems"].numbers == 3 and asked[-1]["max_new_tokens"] == 7
     assert dew("eval", tmp_path, "--task", "gsm8k", "--max-new-tokens", 9, "--json")[0] == 0
     assert asked[-1]["problems"].name == "gsm8k" and asked[-1]["max_new_tokens"] == 9
-    (tmp_path / file).unlink()  # started in Python
-    RunFolder(tmp_path).write_run({"max_completion_length": 5})
-    (tmp_path / "config.yaml").unlink(missing_ok=True)
+    (tmp_path / "run.json").write_text('{"max_completion_length": 5}')  # started in Python
+    for name in {file, "config.yaml"}:
+        (tmp_path / name).unlink()
     assert dew("eval", tmp_path, "--task", "gsm8k", "--json")[0] == 0 and asked[-1]["max_new_tokens"] == 5
 
 
