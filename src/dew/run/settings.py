@@ -60,7 +60,6 @@ SETTINGS = {
     "top_k": Setting(default=0),
     "min_p": Setting(same=(0.0,)),
     "repetition_penalty": Setting(same=(1.0,)),
-    "generation_kwargs": Setting(same=({},)),
     "vllm_tensor_parallel_size": Setting(default=1),
     "vllm_gpu_memory_utilization": Setting(f"{ROLLOUT}.gpu_memory_utilization"),
     "vllm_importance_sampling_correction": Setting(CORRECTION, same=(True,)),
@@ -96,9 +95,7 @@ SETTINGS = {
     "records_keep": Setting("+algorithm.dew_run.records_keep", 400, least=0),
     # rewards and adapters
     "reward_funcs": Setting("reward.custom_reward_function.path", same=([],)),
-    "reward_model_name_or_path": Setting(same=()),
-    "reward_weights": Setting(same=()),
-    "guide": Setting(same=()),
+    **dict.fromkeys(("generation_kwargs", "reward_model_name_or_path", "reward_weights", "guide"), Setting(same=({},))),
     "use_peft": Setting(f"{MODEL}.lora_rank", same=(False,)),
     "lora_r": Setting(f"{MODEL}.lora_rank", same=()),
     "lora_alpha": Setting(f"{MODEL}.lora_alpha", same=()),
