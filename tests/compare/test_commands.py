@@ -47,6 +47,10 @@ def test_a_run_its_model_and_its_checkpoints_have_the_runs_task_and_length(dew, 
         assert asked[-1]["problems"].numbers == 3 and asked[-1]["max_new_tokens"] == 7
     assert dew("eval", tmp_path, "--task", "gsm8k", "--max-new-tokens", 9, "--json")[0] == 0
     assert asked[-1]["problems"].name == "gsm8k" and asked[-1]["max_new_tokens"] == 9
+    (tmp_path / "run.json").write_text('{"max_completion_length": 5}')  # started in Python
+    for name in {file, "config.yaml"}:
+        (tmp_path / name).unlink()
+    assert dew("eval", tmp_path, "--task", "gsm8k", "--json")[0] == 0 and asked[-1]["max_new_tokens"] == 5
 
 
 def test_a_model_that_was_not_copied_completely_is_an_error(dew, tmp_path):

@@ -94,5 +94,5 @@ def test_missing_files_are_named(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "A=B", "A\0B"])
 def test_names_that_no_environment_takes_are_an_error(name):
-    with pytest.raises(ConfigError, match="env: "):
-        Run(env={name: 1}).set_environment()
+    with pytest.raises(ConfigError, match=f"a.yaml:\n.*env: {name!r}: ".replace("\\", r"\\")):
+        Run(env={name: 1}, source="a.yaml").set_environment()

@@ -254,7 +254,9 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
         calls.append((stage, task, arms, how.get("controls")))
         points = [(name.rsplit(":")[-1].lower(), float(x)) for name, x in (arm.split("@") for arm in arms)]
         seeds = [(arm, rate, seed) for arm, rate in points for seed in range(how.get("seeds", 5))]
-        return [b.Result(x, seed, dict.fromkeys(b.SCORES, 5e3 * rate + seed), "gsm8k", rate) for x, rate, seed in seeds]
+        seeds += [("mine(a=1)", *seed[1:]) for seed in seeds if seed[0] == "mine"] * bool(how.get("controls"))
+        scored = [(x, seed, dict.fromkeys(b.SCORES, 5e3 * rate + seed), "gsm8k", rate) for x, rate, seed in seeds]
+        return [b.Result(*run, control="mine(a=1)" if run[0] == "mine" else None) for run in scored]
 
     monkeypatch.setattr(b, "train", train)
     (tmp_path / "rules.py").write_text("from dew.algorithms import DAPO\n\nclass Mine(DAPO):\n    name = 'mine'\n")
@@ -269,7 +271,8 @@ def test_a_rule_of_your_own_joins_the_table(dew, tmp_path, monkeypatch, small):
     ]
     text = (tmp_path / "out" / "benchmark.md").read_text()
     assert re.search(r"\| grpo_s .*\n(.*\n)*\| mine \(yours\) \| 1\.6e-4 \| 5 \|", text) and "4-bit" in text
-    assert "mine is ahead of dapo" in text and ("There is no GPU" in said) != torch.cuda.is_available()
+    assert "| mine, control (yours) |" in text and "mine is ahead of dapo" in text
+    assert ("There is no GPU" in said) != torch.cuda.is_available()
     rates = ("--learning-rate", 2e-5, "--learning-rate", 8e-5)
     code, said, error = dew("lab", "--benchmark", rule, "--quick", *rates, "--out", tmp_path / "trial")
     assert code == 0 and "Only your rows" in said and "grpo" not in said, error

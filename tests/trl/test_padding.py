@@ -82,6 +82,10 @@ def test_a_subclass_changes_the_loss_of_every_micro_batch(tmp_path, monkeypatch)
 
     settings = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "max_grad_norm": 1e9}
     expected = trained(tmp_path / "rate", True, learning_rate=0.2, **settings)[0]
+    trainer = tiny.trainer(tmp_path / "attribute")
+    assert trainer._head.aligned
+    trainer.compute_loss = lambda *args, **kwargs: 2 * DewTrainer.compute_loss(trainer, *args, **kwargs)
+    assert not trainer._head.aligned
     monkeypatch.setattr("dew.engines.trl.DewTrainer", Twice)
     torch.testing.assert_close(trained(tmp_path / "loss", True, **settings)[0], expected)
 

@@ -27,6 +27,8 @@ def test_lora_trains_the_adapter_alone(tmp_path):
     assert first["kl/ref"] == pytest.approx(0.0, abs=1e-6), "a fresh adapter is the base model"
     assert first["ratio/max"] == 1.0
     trainer.save_model(str(tmp_path / "adapter"))
+    with pytest.raises(ConfigError, match=r"it has no name.*With beta, save the model"):
+        tiny.trainer(tmp_path, policy=tiny.model(), beta=0.1)
     with pytest.raises(ConfigError, match="is an adapter, not a whole model"):
         tiny.trainer(tmp_path, policy=str(tmp_path / "adapter"))
     with pytest.raises(ConfigError, match=r"all of its parameters are frozen.*is_trainable=True"):

@@ -64,7 +64,6 @@ def test_evaluation_during_training_reports_pass_at_k(run):
     for line in RunFolder(run[1]).metrics():
         assert line["eval/pass@1"] == pytest.approx(line["eval/accuracy"])
         assert line["eval/pass@1"] <= line["eval/pass@2"] <= line["eval/pass@4"]
-        assert line["seconds/update"] >= 0
 
 
 def test_the_documents_and_the_trackers_agree_on_names(run):
@@ -124,13 +123,10 @@ def test_prompts_are_those_of_training_with_its_arguments_of_the_chat_template(t
     tokenizer.chat_template = "{{ messages[0].content }}{{ end }}"
     for part in (tiny.model(), tokenizer):
         part.save_pretrained(tmp_path)
-    RunFolder(tmp_path).write_run({"engine": "trl"})
-    (tmp_path / "config.yaml").write_text("chat_template_kwargs: {end: =, chat_template: mine}")
+    template = {"end": "=", "chat_template": "mine"}
+    tiny.trainer(tmp_path, max_steps=1, chat_template_kwargs=template).train()  # without a config.yaml
     assert prompt_text(load_model(str(tmp_path))[1], [{"role": "user", "content": "1+1"}]) == "1+1="
-
-
-def test_a_run_without_a_model_is_named(tmp_path):
-    tiny.trainer(tmp_path, max_steps=1).train()
+    (tmp_path / "config.json").unlink()
     with pytest.raises(ConfigError, match="no final model and no checkpoint"):
         load_model(str(tmp_path))
 

@@ -20,7 +20,8 @@ def trained(tmp_path_factory):
     """Two steps with tool calls and a reward that random weights get often; every group is recorded."""
     folder = tmp_path_factory.mktemp("tools")
     settings = {"algorithm": "gtpo", "algorithm_kwargs": {"compare": "turn"}, "per_device_train_batch_size": 64}
-    trainer = EXAMPLE["trainer"](str(folder), 2, **settings, records_every=1, records_groups=4, disable_tqdm=True)
+    trainer = EXAMPLE["trainer"](str(folder), 2, **settings, records_every=1, records_groups=4, disable_tqdm=True,
+                                 log_completions=True, logging_steps=1)  # fmt: skip
     trainer.reward_funcs[0] = lambda completions, **_: [float("0" in c[0]["content"]) for c in completions]
     seen, inner = [], trainer._generate_and_score_completions
     trainer._generate_and_score_completions = lambda inputs: seen.append(inner(inputs)) or seen[-1]
@@ -40,7 +41,8 @@ def turns(live, values):
 
 
 def test_tool_output_does_not_train(trained):
-    _, seen = trained
+    folder, seen = trained
+    assert len([*folder.path.glob("completions/*.parquet")]) == 2  # the calls have no arguments
     for batch in seen:
         tool = (batch["tool_mask"] == 0) & batch["completion_mask"].bool()
         assert tool.any() and batch["advantages"].any()

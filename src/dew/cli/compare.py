@@ -278,7 +278,8 @@ def _benchmark(
     found = benchmark.train("stage2", "A", list(arms), folder / "stage2", controls=True, **how)
     placebos = {arm: of[0].placebo for arm, of in benchmark.by_arm(found).items() if arm in arms.values()}
     _, alpha = benchmark.look("stage2", "A", min(map(len, benchmark.by_arm(found).values())))
-    own = [replace(row, arm=f"{row.arm} (yours)") for row in benchmark.compare(found, placebos, alpha=alpha)]
+    own = benchmark.compare(found, placebos, alpha=alpha)
+    own = [replace(row, arm=f"{benchmark.title(row.arm, own)} (yours)") for row in own]
     said = verdicts([row.than_baseline["pass@1"] for row in own if row.verdict])
     text = "\n\n".join([*said, BESIDE_OTHERS if others else ALONE, ""])
     whole = f"{text}{benchmark.table([*others, *own])}\n\n{benchmark.ABOUT}\n"

@@ -154,12 +154,12 @@ def _run_of(model: str) -> Run:
     if files or not homes:
         return read_run(files[0]) if files else Run()
     facts = RunFolder(homes[0]).run()
+    keys, limit = {"chat_template_kwargs": facts.get("chat_template_kwargs")}, facts.get("max_completion_length")
     used = facts.get("settings")
-    if facts.get("engine") != "lab" or not isinstance(used, dict) or not used.get("model"):
-        return Run()
-    reward, limit = str(used.get("reward") or ""), used.get("max_new_tokens")
-    keys = {"task": facts.get("data"), "task_settings": used.get("task")}
-    keys |= {"verifier": reward} if has_verifier(reward) else {"reward_funcs": reward}
+    if facts.get("engine") == "lab" and isinstance(used, dict) and used.get("model"):
+        reward, limit = str(used.get("reward") or ""), used.get("max_new_tokens")
+        keys = {"task": facts.get("data"), "task_settings": used.get("task")}
+        keys |= {"verifier": reward} if has_verifier(reward) else {"reward_funcs": reward}
     keys["max_completion_length"] = limit if isinstance(limit, int) else None
     return make_run({key: value for key, value in keys.items() if value}, source=str(homes[0] / "run.json"))
 

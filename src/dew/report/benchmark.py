@@ -245,8 +245,9 @@ def rate(x: float | None) -> str:
 
 def title(arm: str, rows: Sequence[Row]) -> str:
     """Return the name of an arm, e.g. "dew", or "dew, placebo" for dew(placebo=True)."""
-    of = {x: (row.arm, what) for row in rows if row.arm in (*ARMS, *CANDIDATES)
-          for x, what in zip(companions(row.arm), ("control", "placebo"), strict=True)}  # fmt: skip
+    own = {row.arm: (row.runs[0].control, row.runs[0].placebo) for row in rows}  # committed runs may not name both
+    own |= {arm: companions(arm) for arm in own if arm in (*ARMS, *CANDIDATES)}
+    of = {x: (arm, what) for arm, two in own.items() for x, what in zip(two, ("control", "placebo"), strict=True)}
     return ", ".join(of.get(arm, [arm]))
 
 

@@ -65,10 +65,12 @@ class Run:
     """The file that the config was read from, for error messages."""
 
     def set_environment(self) -> None:
-        try:
-            os.environ.update({name: str(value) for name, value in self.env.items()})
-        except (OSError, ValueError) as error:  # an empty name, "=" in a name, a null character
-            raise ConfigError(Problem(f"env: {error}.", remedy="Write NAME: value, as in a shell.")) from None
+        for name, value in self.env.items():
+            try:
+                os.environ[name] = str(value)
+            except (OSError, ValueError) as error:  # an empty name, "=" in a name, a null character
+                problem = Problem(f"env: {name!r}: {error}.", remedy="Write NAME: value, as in a shell.")
+                raise ConfigError(problem, source=self.source) from None
 
     @property
     def algorithm_settings(self) -> Settings:

@@ -29,20 +29,20 @@ class Setting:
     steps: bool = False
     """Whether it counts optimizer steps, which are converted to generations for verl if positive."""
     same: tuple[Any, ...] | None = None
-    """If given, the setting is not translated: verl's key must be set too, unless the value is one of these."""
+    """If given, the setting is not translated: verl's key, if there is one, must be set too, unless the value is one of
+    these."""
     least: float | None = None
     above: float | None = None
     """Lower limits of a number: inclusive (`least`) and exclusive (`above`)."""
 
     def problem(self, name: str, value: Any) -> Problem | None:
-        """Return a problem if the value is a number below its limit or not finite."""
-        if not isinstance(value, int | float):
+        """Return a problem if the value is text, or a number below its limit or not finite."""
+        limit = self.above if self.least is None else self.least
+        if limit is None or not isinstance(value, int | float | str):
             return None
-        if self.least is not None and not self.least <= value < math.inf:
-            return Problem(f"{name}={value}.", remedy=f"Give a number >= {self.least:g}.")
-        if self.above is not None and not self.above < value < math.inf:
-            return Problem(f"{name}={value}.", remedy=f"Give a number > {self.above:g}.")
-        return None
+        if not isinstance(value, str) and limit <= value < math.inf and value != self.above:
+            return None
+        return Problem(f"{name}={value!r}.", remedy=f"Give a number {'>' if self.least is None else '>='} {limit:g}.")
 
 
 SETTINGS = {
@@ -58,6 +58,8 @@ SETTINGS = {
     "temperature": Setting(f"{ROLLOUT}.temperature", 1.0, above=0),
     "top_p": Setting(f"{ROLLOUT}.top_p", 1.0, above=0),
     "top_k": Setting(default=0),
+    "min_p": Setting(same=(0.0,)),
+    "repetition_penalty": Setting(same=(1.0,)),
     "vllm_tensor_parallel_size": Setting(default=1),
     "vllm_gpu_memory_utilization": Setting(f"{ROLLOUT}.gpu_memory_utilization"),
     "vllm_importance_sampling_correction": Setting(CORRECTION, same=(True,)),
@@ -74,6 +76,7 @@ SETTINGS = {
     "learning_rate": Setting(f"{ACTOR}.optim.lr", 1.0e-6, least=0),
     "lr_scheduler_type": Setting(f"{ACTOR}.optim.lr_scheduler_type", same=("constant", "constant_with_warmup")),
     "weight_decay": Setting(f"{ACTOR}.optim.weight_decay", same=(0.0,), least=0),
+    "optim": Setting(f"{ACTOR}.optim.optimizer", same=("adamw_torch", "adamw_torch_fused")),
     "adam_beta1": Setting(f"{ACTOR}.optim.betas", same=(0.9,)),
     "adam_beta2": Setting(f"{ACTOR}.optim.betas", same=(0.999,)),
     "max_grad_norm": Setting(f"{ACTOR}.optim.clip_grad", same=(1.0,)),
@@ -92,6 +95,7 @@ SETTINGS = {
     "records_keep": Setting("+algorithm.dew_run.records_keep", 400, least=0),
     # rewards and adapters
     "reward_funcs": Setting("reward.custom_reward_function.path", same=([],)),
+    **dict.fromkeys(("generation_kwargs", "reward_model_name_or_path", "reward_weights", "guide"), Setting(same=({},))),
     "use_peft": Setting(f"{MODEL}.lora_rank", same=(False,)),
     "lora_r": Setting(f"{MODEL}.lora_rank", same=()),
     "lora_alpha": Setting(f"{MODEL}.lora_alpha", same=()),

@@ -25,7 +25,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError
 from dew.files import read_whole, sync, write_atomically
-from dew.run.folder import RunFolder
+from dew.run.folder import MODEL_FILES, RunFolder
 from dew.run.records import try_json
 
 logger = logging.getLogger("dew")
@@ -87,11 +87,16 @@ def claim_folder(args: Any, accelerator: Any) -> None:
     accelerator.wait_for_everyone()
 
 
-def finished(checkpoint: str, args: Any) -> TrainerState | None:
-    """Return the state in this checkpoint if its run is finished, or None if there are steps left."""
+def finished(checkpoint: str, args: Any, adapter: bool) -> TrainerState | None:
+    """Return the state in this checkpoint if its run is finished, or None if there are steps left. `adapter`: whether
+    the model to resume has one."""
+    saved = [name for name in MODEL_FILES if (Path(checkpoint) / name).exists()]
     if not (Path(checkpoint) / STATE).exists():
         what, remedy = f"resume_from_checkpoint={checkpoint!r} is not a checkpoint.", "Write True for the newest one."
         raise ConfigError(Problem(what, f"It has no {STATE}.", remedy))
+    if saved and (MODEL_FILES[1] in saved) != adapter:  # FSDP and DeepSpeed may save neither
+        what = f"{checkpoint} is of a run {'without' if adapter else 'with'} an adapter."
+        raise ConfigError(Problem(what, remedy="Resume with the peft_config (use_peft) of that run."))
     state = TrainerState.load_from_json(str(Path(checkpoint) / STATE))
     if state.global_step < (args.max_steps if args.max_steps > 0 else state.max_steps):
         return None
@@ -175,10 +180,19 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     return state
 
 
-def use_learning_rate(trainer: Any, old: float | None) -> None:
-    """Set the rates of the trainer's own learning rate and number of steps. Its optimizer and schedule have just been
-    loaded with those of the run that wrote the checkpoint, whose learning rate was `old`."""
-    schedule, groups, new = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.args.learning_rate
+def use_own_settings(trainer: Any, own: list[dict[str, Any]], state: dict[str, Any]) -> None:
+    """Use the trainer's `own` settings of the optimizer, its learning rate and its number of steps: optimizer and
+    schedule have just been loaded with those of the run that wrote the checkpoint and dew's `state` in it."""
+    schedule, groups, label = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.algorithm.label
+    new, old = trainer.args.learning_rate, state.get("learning_rate")
+    for group, settings in zip(groups, own, strict=True):
+        if settings.keys() - group.keys():
+            what = f"optim={trainer.args.optim.value}: the checkpoint has the state of another optimizer."
+            remedy = "Write the optim of that run, or start a new run with the checkpoint as its model."
+            raise ConfigError(Problem(what, remedy=remedy))
+        group.update({name: settings[name] for name in ("weight_decay", "betas", "eps") if name in settings})
+    if (before := state.get("algorithm", label)) != label:
+        logger.warning("algorithm: %s from now on; the checkpoint was trained with %s.", label, before)
     scale = new / old if old else 1.0
     if scale != 1:
         logger.info("learning_rate: %g from now on; the checkpoint was trained with %g.", new, old)

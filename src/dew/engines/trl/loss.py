@@ -86,7 +86,11 @@ class Head:
         self._trainer = trainer
         self._exact = uses_exact_head(args.exact_head, trainer.model, algorithm)
         special = trainer.sharded or trainer.aux_loss_enabled or trainer._is_vlm or algorithm.engine_loss
-        self.aligned = args.less_padding and not special and not trainer.overrides_loss
+        self._aligns = args.less_padding and not special
+
+    @property
+    def aligned(self) -> bool:
+        return self._aligns and not self._trainer.overrides_loss
 
     def __call__(
         self, trl: Callable[..., Any], model: Any, ids: Tensor, mask: Tensor, keep: int, rows: int | None, **kwargs: Any

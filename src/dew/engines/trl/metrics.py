@@ -1,5 +1,6 @@
 """The metrics of a step (named as in docs/metrics.md), skipped steps, and what a run writes to its folder."""
 
+import json
 import logging
 import math
 import re
@@ -181,6 +182,8 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
             batches=str(batches(args)),
+            max_completion_length=args.max_completion_length,
+            chat_template_kwargs=args.chat_template_kwargs,
         )
 
     def put(self, numbers: Numbers) -> None:
@@ -260,6 +263,19 @@ ON_A_LINE = (
     "length/truncated_share", "ratio/abs_log", "sampler/kl", "tokens_per_second", "step_time", "runtime", "epoch",
 )  # fmt: skip
 """The metrics that are printed, at most 15; trackers and metrics.jsonl have all of them."""
+
+
+def with_text_arguments(messages: Any) -> Any:
+    """Return messages with the arguments of tool calls as JSON: TRL's table in Parquet cannot hold an empty mapping."""
+
+    def in_text(call: Any) -> Any:
+        given = call["function"].get("arguments") or {}
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return {**call, "function": {**call["function"], "arguments": text}}
+
+    if isinstance(messages, str):
+        return messages
+    return [{**m, "tool_calls": [*map(in_text, m["tool_calls"] or ())]} if "tool_calls" in m else m for m in messages]
 
 
 def shorten_log_lines(trainer: Any) -> None:

@@ -126,6 +126,19 @@ def _join(parts: list[Batch], fills: dict[str, float]) -> Batch:
 
 
 # ── what TRL samples from ───────────────────────────────────────────────────────────────────────────────────
+@contextmanager
+def loading_by_name(model: Any) -> Iterator[None]:
+    """TRL loads the tokenizer and, with beta, the reference policy by the name of the model: explain if it has none."""
+    try:
+        yield
+    except OSError:
+        if isinstance(model, str) or model.config._name_or_path:
+            raise
+        what = "model: it has no name, by which TRL loads the tokenizer and, with beta (kl_coef), the reference policy."
+        remedy = "Pass processing_class=TOKENIZER. With beta, save the model to a folder, and pass that folder."
+        raise ConfigError(Problem(what, remedy=remedy)) from None
+
+
 def check_inputs(trainer: Any) -> None:
     """Check model, tokenizer and prompts, and wrap a rollout function, which may use any prompts."""
     if not any(p.requires_grad for p in trainer.model.parameters()):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate.utils import is_peft_model
 from torch import Tensor
 from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
@@ -76,7 +77,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         if args.use_vllm and args.vllm_mode == "server":
             logger.info("waiting up to %g s (vllm_server_timeout) for the vLLM server.", args.vllm_server_timeout)
-        super().__init__(model, limited, args, train_dataset, *others, **settings)
+        with rollout.loading_by_name(model):
+            super().__init__(model, limited, args, train_dataset, *others, **settings)
         rollout.check_inputs(self)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
         # its gradient can also be NaN on Hopper at padded lengths of 64 modulo 128 (pytorch/pytorch#196678).
@@ -111,10 +113,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
 
     @property
     def overrides_loss(self) -> bool:
-        """Whether a subclass may change the loss of each of TRL's micro-batches."""
-        return any(
-            getattr(type(self), name) is not getattr(DewTrainer, name) for name in ("compute_loss", "_compute_loss")
-        )
+        """Whether a subclass or an attribute may change the loss of each of TRL's micro-batches."""
+        names = ("compute_loss", "_compute_loss")
+        return any(getattr(getattr(self, x), "__func__", None) is not getattr(DewTrainer, x) for x in names)
 
     @property
     def group_size(self) -> int:
@@ -149,7 +150,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 if checkpoint is None:
                     what = f"resume: {self.args.output_dir} has no complete checkpoint."
                     raise ConfigError(Problem(what, remedy="Start without resume_from_checkpoint."))
-            finished = checkpoints.finished(str(checkpoint), self.args) if checkpoint else None
+            adapter = is_peft_model(self.model)
+            finished = checkpoints.finished(str(checkpoint), self.args, adapter) if checkpoint else None
             if finished is None:
                 result = super().train(checkpoint, *args, **kwargs)
             else:  # transformers would train one more step
@@ -422,6 +424,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                     del found[name]
         for name in set(logs) - set(metrics.finite_only(logs)):
             del logs[name]  # in place: TRL adds the metrics of an evaluation to this dictionary
+        for name in ("prompt", "completion") if self.log_completions else ():
+            for i, messages in enumerate([*(rows := self._logs[name])]):
+                rows[i] = metrics.with_text_arguments(messages)
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)
@@ -432,6 +437,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
+            "algorithm": self.algorithm.label,
             "learning_rate": self.args.learning_rate,
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
@@ -441,12 +447,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         }
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        own = [dict(group) for group in self.optimizer.param_groups] if checkpoint else []
         super()._load_optimizer_and_scheduler(checkpoint)
         rank, device, batches = self.accelerator.process_index, self.accelerator.device, str(self.args.batches)
         state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
         if state is None:
             return
-        checkpoints.use_learning_rate(self, state.get("learning_rate"))
+        checkpoints.use_own_settings(self, own, state)
         self._metrics["train"].update(state["metrics"])
         self._nonfinite.state = state["health"]
         self._step, self._buffered_inputs = state["step"], state["generation"]

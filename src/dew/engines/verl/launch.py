@@ -31,7 +31,7 @@ from dew.engines.verl.config import (
     stock_estimator,
 )
 from dew.errors import ConfigError, DewError, Problem
-from dew.run.config import Run, flat, merged
+from dew.run.config import RENAMED, Run, flat, merged
 from dew.run.settings import ACTOR, ALGORITHM_NAMES, CHOOSE_ALGORITHM, MODEL, ROLLOUT, SAME, SETTINGS, Batches, Setting
 from dew.tasks import Task, model_folder, task
 
@@ -116,6 +116,8 @@ class Translation:
         for key in self.unused:
             if "." in key:
                 self.problem(f"{key} is a key of verl, not a setting.", f"Write {key}=VALUE, or put it under `verl:`.")
+            elif key in RENAMED:
+                self.problem(f"{key} is not a setting.", RENAMED[key])
             elif any(key in cls.__dataclass_fields__ for cls in algorithm_classes().values()):
                 self.problem(f"{key} is a setting of the algorithm.", f"Write algorithm_kwargs: {{{key}: ...}}.")
             elif key in CHOOSE_ALGORITHM and self.given[key] is not None and not self.given.get("algorithm"):
@@ -123,7 +125,8 @@ class Translation:
         for name, setting in SETTINGS.items():
             value, key = self.given.get(name), setting.verl
             if setting.same is not None and value not in (None, *setting.same) and key not in self.own:
-                self.problem(f"{name}={value!r} is not translated to verl.", f"Write verl: {{{key}: ...}} as well.")
+                remedy = f"Write verl: {{{key}: ...}} as well." if key else "Remove it, or train on TRL."
+                self.problem(f"{name}={value!r} is not translated to verl.", remedy)
         self.max_tokens = self.count("data.max_response_length", self.count("max_completion_length"))
 
     def problem(self, what: str, remedy: str = "") -> None:
@@ -237,11 +240,16 @@ class Translation:
     def schedule(self, per_step: int) -> Overrides:
         """Return how long to train and when to save and validate. A step of verl has `per_step` optimizer steps."""
         found: Overrides = {}
+        if isinstance(share := self.given.get("warmup_steps"), float) and 0 < share < 1:
+            found[f"{ACTOR}.optim.lr_warmup_steps_ratio"] = self.given.pop("warmup_steps")
         for name, setting in SETTINGS.items():
             if setting.steps and (value := self.get(name)) > 0:
                 steps = found[setting.verl] = math.ceil(value / per_step)
                 if value % per_step:
                     self.notes.append(f"{name}={value} optimizer steps become {steps} steps of {per_step} each")
+        if self.given.get(name := "mask_truncated_completions"):
+            self.unused.remove(name)
+            self.notes.append(f"{name}: verl also trains on truncated answers; the algorithm's overlong penalizes them")
         if not self.given.get(name := "lr_scheduler_type") and SETTINGS[name].verl not in self.own:
             self.notes.append(f"the learning rate is constant; TRL's default for {name} is linear")
         total = self.own.get("trainer.total_training_steps") or found.get("trainer.total_training_steps")
