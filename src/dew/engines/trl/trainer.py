@@ -424,9 +424,11 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                     del found[name]
         for name in set(logs) - set(metrics.finite_only(logs)):
             del logs[name]  # in place: TRL adds the metrics of an evaluation to this dictionary
-        for name in ("prompt", "completion") if self.log_completions else ():
-            for i, messages in enumerate([*(rows := self._logs[name])]):
-                rows[i] = metrics.with_text_arguments(messages)
+        if self.log_completions:
+            for rows in (self._logs["prompt"], self._logs["completion"]):
+                texts = [metrics.with_text_arguments(messages) for messages in rows]
+                rows.clear()
+                rows.extend(texts)
         super().log(logs, start_time)
         del self.state.log_history[:-LOGS_KEPT]
         self._recorder.logged(self.state.global_step, logs)
