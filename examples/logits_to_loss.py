@@ -8,8 +8,7 @@ import sys
 import torch
 
 from dew import Rollouts, get_algorithm
-from dew.algorithms.base import Part
-from dew.algorithms.credit import give_credit
+from dew.algorithms import Part, give_credit
 
 P, G, T, V = 4, 8, 32, 50  # problems, answers to each, tokens of the longest answer, vocabulary
 PROMPT, EOS, TEMPERATURE = 3, 0, 1.0  # tokens of a prompt (pad shorter ones on the left), end of sequence

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
-from dew.algorithms.base import Algorithm, Whose, type_hints
+from dew.algorithms.base import Algorithm, Part, Whose, type_hints
 from dew.algorithms.baselines import (
     CISPO,
     DAPO,
@@ -33,6 +33,7 @@ from dew.algorithms.baselines import (
     ReinforcePP,
     WReinforce,
 )
+from dew.algorithms.credit import give_credit
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
 from dew.algorithms.token_weighted import FIPO, OTB, STARE, STEER, ClipCov, EntropyAdvantage, ForkingTokens, KLCov
 from dew.algorithms.user_rules import guard, limited
@@ -41,9 +42,8 @@ from dew.errors import ConfigError, Problem, did_you_mean, unknown, user_line
 __all__ = [
     "CISPO", "DAPO", "DEFAULT_ALGORITHM", "DEW", "DPPO", "ENGINE_ALGORITHM", "FIPO", "GEPO", "GMPO", "GRPO", "GRPOS",
     "GSPO", "GTPO", "OTB", "QAE", "SAPO", "STARE", "STEER", "TRL", "Algorithm", "ClipCov", "DrGRPO", "EntropyAdvantage",
-    "ForkingTokens", "KLCov", "MaxRL", "ReinforcePP", "WReinforce", "algorithm_classes",
-    "get_algorithm", "list_algorithms", "parse_algorithm", "register_algorithm", "source_digest",
-    "split_algorithm",
+    "ForkingTokens", "KLCov", "MaxRL", "Part", "ReinforcePP", "WReinforce", "algorithm_classes", "get_algorithm",
+    "give_credit", "list_algorithms", "parse_algorithm", "register_algorithm", "source_digest", "split_algorithm",
 ]  # fmt: skip
 
 DEFAULT_ALGORITHM = "dew"
