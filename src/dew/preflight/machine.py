@@ -240,7 +240,7 @@ def faster(args: "DewConfig", parameters: int) -> str:
     """Settings that were faster on one GPU where they were measured."""
     says = "" if args.torch_compile else " torch_compile: true makes updates faster."
     if args.use_vllm and args.vllm_mode == "colocate" and parameters < SMALL:
-        says += " use_vllm: false samples faster at this size, and saves a pass."
+        says += " use_vllm: false samples faster at this size, and saves a scoring pass."
     if not args.use_vllm and parameters > LARGE:
         says += " use_vllm: true may sample faster at this size."
     return says
