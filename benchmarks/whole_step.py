@@ -3,6 +3,7 @@
     python benchmarks/whole_step.py                             Qwen2.5-0.5B's shape: 16 groups of 8, up to 300 tokens
     python benchmarks/whole_step.py --model 1.5B --cases "dew GTPO"
     python benchmarks/whole_step.py --weights folder --data gsm8k.jsonl.gz      real weights and prompts
+    python benchmarks/whole_step.py --limits 2048 4096 8192 --steps 2           long answers of given lengths
     python benchmarks/whole_step.py --lora 16 --optimizer-steps 4               adapters, 4 updates per generation
     python benchmarks/whole_step.py --liger [no-rope]           with Liger's kernels in the layers of all cases
     python benchmarks/whole_step.py --compile                   with compiled layers
@@ -11,10 +12,12 @@
     python benchmarks/whole_step.py --figure benchmarks/results/whole_step-h200.md > docs/images/whole-step.svg
 
 Without --weights the weights are random. Then one token in --mean-length ends an answer, so that lengths vary as those
-of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. With --lora the base is
-in bfloat16. All cases get the same prompts, and each runs in a process of its own, forked before CUDA starts; the table
-is written after every case. Phases are measured alike in both trainers, each ending with a device synchronisation,
-nested ones excluded:
+of a trained model do (geometric, cut at --completion); prompts are random tokens of 60 to 180. With --limits all cases
+but `generate`, which cannot do this, get the same lengths, log-normal as in long_answers.py. --steps and --warm-up are
+then for each limit, in turns, and answers of warm-up steps end early, as in that script. With --lora the base is in
+bfloat16. All cases get the same prompts, and each runs in a process of its own, forked before CUDA starts; the table is
+written after every case. Phases are measured alike in both trainers, each ending with a device synchronisation, nested
+ones excluded:
 
     sample     from prompts to token ids
     reward     reward functions
@@ -48,6 +51,7 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs m
 
 import torch
 from datasets import Dataset
+from long_answers import END, Ending, lengths_of
 from rollout import QWEN, SHAPES
 from torch.profiler import ProfilerActivity, profile, record_function
 from trainer_step import SMALL, StepTimer, adapters, compile_layers, tokenizer
@@ -55,7 +59,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2
 from trl import GRPOConfig, GRPOTrainer
 
 import dew.engines.trl.trainer as dew_trainer
-from dew.engines.trl import DewConfig, DewTrainer
+from dew.decoding import Decoder
+from dew.engines.trl import DewConfig, DewTrainer, rollout
 from dew.tasks import task
 
 # name -> (dew's algorithm, or None for plain TRL; settings)
@@ -80,10 +85,10 @@ METHODS = {"_generate": "sample", "_calculate_rewards": "reward", "_generate_and
 class Phases(StepTimer):
     """Seconds of the phases of every step, which has `updates` optimizer steps, and a trace of the last one."""
 
-    def __init__(self, cuda, updates, last, trace):
+    def __init__(self, cuda, updates, last, trace, lengths):
         super().__init__(cuda)
         self.steps, self.nested, self.updates, self.last, self.trace = [], 0.0, updates, last, trace
-        self.profile = None
+        self.profile, self.lengths = None, lengths
 
     def watch(self, trainer):
         for name, phase in METHODS.items():
@@ -93,7 +98,7 @@ class Phases(StepTimer):
     def on_step_begin(self, args, state, control, **_):
         if state.global_step % self.updates:
             return
-        self.steps.append(dict.fromkeys(PHASES, 0.0) | {"lengths": []})
+        self.steps.append(dict.fromkeys(PHASES, 0.0) | {"lengths": [], "limit": self.lengths.next()})
         if self.trace and len(self.steps) == self.last:
             kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.cuda else [])]
             self.profile = profile(activities=kinds)
@@ -105,6 +110,7 @@ class Phases(StepTimer):
             return
         super().on_step_end(args, state, control)
         self.steps[-1]["update"] = self.seconds[-1] - sum(self.steps[-1][phase] for phase in PHASES)
+        print({name: self.steps[-1][name] for name in ("limit", *PHASES)}, flush=True)
         if self.profile is not None:
             self.profile.stop()
             self.profile.export_chrome_trace(str(self.trace))
@@ -119,9 +125,53 @@ class Phases(StepTimer):
             self.nested = outer + elapsed
             if phase == "sample":
                 self.steps[-1]["lengths"] += [(len(p), len(c)) for p, c in zip(found[0], found[1], strict=True)]
+                if self.lengths.drawn and self.lengths.drawn != [c for _, c in self.steps[-1]["lengths"]]:
+                    raise SystemExit("the answers do not have the lengths that were asked for")
             return found
 
         return timed
+
+
+class Lengths:
+    """Makes both samplers end their answers at given lengths, if there are `limits`: they take turns."""
+
+    def __init__(self, options):
+        self.rows, self.limits, self.drawn = options.prompts * options.answers, options.limits, None
+        self.early, self.turns = len(self.limits) * options.warm_up, 0
+        if not self.limits:
+            return
+        rows = Decoder.rows
+
+        def of_length(decoder, prompts, _, at_once=None):
+            uniforms = torch.rand(len(prompts), self.limit, 2, device=decoder.model.device)
+            uniforms[torch.arange(len(prompts)), torch.tensor(self.drawn) - 1] = 2
+            return rows(decoder, prompts, self.limit, at_once, uniforms=uniforms)
+
+        Decoder.rows, rollout.Draw = of_length, Ending
+        if options.small:
+            rollout.refusal = lambda _: None  # dew's own sampler on a CPU, too
+
+    def next(self):
+        """The limit of the next step, or None."""
+        if not self.limits:
+            return None
+        self.limit, self.turns = self.limits[self.turns % len(self.limits)], self.turns + 1
+        self.drawn = lengths_of(self.rows, min(32, self.limit) if self.turns <= self.early else self.limit)
+        return self.limit
+
+    def force_on_vllm(self):
+        from trl.generation import vllm_generation
+
+        given = self
+
+        class OfLength(vllm_generation.LLM):
+            def generate(self, prompts, sampling_params, **others):
+                params = [sampling_params.clone() for _ in prompts]
+                for param, param.max_tokens in zip(params, given.drawn, strict=True):
+                    param.ignore_eos = True
+                return super().generate(prompts, sampling_params=params, **others)
+
+        vllm_generation.LLM = OfLength
 
 
 def on_a_cpu():
@@ -161,7 +211,8 @@ def problem(options, shape):
         with torch.device("cpu" if options.small else "cuda"):
             model = Qwen2ForCausalLM(Qwen2Config(**shape, max_position_embeddings=options.completion + 1024))
         model = model.to(base_dtype(options))
-        model.generation_config.eos_token_id = list(range(300, shape["vocab_size"], options.mean_length))
+        ends = [END] if options.limits else list(range(300, shape["vocab_size"], options.mean_length))
+        model.generation_config.eos_token_id = ends
         model.generation_config.pad_token_id = 0
         return model
 
@@ -178,8 +229,9 @@ def in_three_of_five(prompts, **_):
 
 
 def measure(name, options, shape, folder):
-    """Medians over the measured steps of one case."""
+    """Medians over the measured steps of one case, for each limit of --limits, or for ""."""
     algorithm, settings = CASES[name]
+    turns, lengths = max(1, len(options.limits)), Lengths(options)
     reader, prompts, build = problem(options, shape)
     cuda = not options.small
     rows = options.prompts * options.answers
@@ -190,7 +242,7 @@ def measure(name, options, shape, folder):
         "steps_per_generation": rows // options.micro_batch,
         "num_generations": options.answers,
         "max_completion_length": options.completion,
-        "max_steps": (options.warm_up + options.steps) * options.optimizer_steps,
+        "max_steps": (options.warm_up + options.steps) * turns * options.optimizer_steps,
         "learning_rate": 1e-6,
         "gradient_checkpointing": options.checkpointing,
         "use_liger_kernel": options.liger is not None,
@@ -208,15 +260,17 @@ def measure(name, options, shape, folder):
         common |= {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": options.vllm_memory}
         common["vllm_max_model_length"] = options.completion + 1024
         common["model_init_kwargs"] = {"dtype": base_dtype(options)}
+        if options.limits:
+            lengths.force_on_vllm()
         if options.small:
             on_a_cpu()
     if algorithm is None:
         kind, args = GRPOTrainer, GRPOConfig(loss_type="grpo", **common)
     else:
         kind, args = DewTrainer, DewConfig(algorithm=algorithm, records_every=0, **common)
-    last = options.warm_up + options.steps
+    last = (options.warm_up + options.steps) * turns
     trace = options.trace and options.trace / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json.gz"
-    timer, model = Phases(cuda, options.optimizer_steps, last, trace), build()
+    timer, model = Phases(cuda, options.optimizer_steps, last, trace, lengths), build()
     if options.compile:
         compile_layers(model)
     if settings.get("use_vllm"):  # vLLM loads the weights from a folder
@@ -233,16 +287,23 @@ def measure(name, options, shape, folder):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trainer.train()
-    steps = timer.steps[options.warm_up : last - bool(trace and options.steps > 1)]  # a traced step is slower
-    whole = [sum(s[phase] for phase in PHASES) for s in steps]
-    found = {"step": statistics.median(whole), "least": min(whole), "most": max(whole)}
-    found |= {phase: statistics.median(s[phase] for s in steps) for phase in PHASES}
-    found["tokens"] = statistics.median(sum(c for _, c in s["lengths"]) for s in steps)
-    found["floor"] = statistics.median(floor(trainer.model, s["lengths"], rows) for s in steps)
-    found["tokens/s"] = found["tokens"] / found["sample"]
+    steps = timer.steps[options.warm_up * turns : last - bool(trace and options.steps > 1)]  # a traced step is slower
+    limits = options.limits or [None]
+    found = {f"{x:,}" if x else "": medians([s for s in steps if s["limit"] == x], trainer.model, rows) for x in limits}
     if cuda:
-        found["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
-        found["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+        for numbers in found.values():
+            numbers["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
+            numbers["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+    return found
+
+
+def medians(steps, model, rows):
+    whole = [sum(step[phase] for phase in PHASES) for step in steps]
+    found = {"step": statistics.median(whole), "least": min(whole), "most": max(whole)}
+    found |= {phase: statistics.median(step[phase] for step in steps) for phase in PHASES}
+    found["tokens"] = statistics.median(sum(c for _, c in step["lengths"]) for step in steps)
+    found["floor"] = statistics.median(floor(model, step["lengths"], rows) for step in steps)
+    found["tokens/s"] = found["tokens"] / found["sample"]
     return found
 
 
@@ -269,6 +330,7 @@ def main():
     parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of all linear layers but the head")
     parser.add_argument("--completion", type=int, default=300)
     parser.add_argument("--mean-length", type=int, default=200)
+    parser.add_argument("--limits", type=int, nargs="*", default=[], help="in tokens, instead of --completion")
     parser.add_argument("--checkpointing", action="store_true")
     parser.add_argument("--compile", action="store_true", help="compile the layers of cases without vLLM")
     parser.add_argument("--liger", nargs="?", const="all", choices=["all", "no-rope"], help="Liger's kernels in layers")
@@ -288,6 +350,7 @@ def main():
         shape = SMALL | {"hidden_size": 128}  # heads of 32, the least that vLLM has on a CPU
         options.prompts, options.answers, options.micro_batch = 2, 4, 4
         options.completion, options.mean_length = 24, 16
+    options.completion = max([options.completion, *options.limits])
 
     if options.trace:
         options.trace.mkdir(parents=True, exist_ok=True)
@@ -300,8 +363,9 @@ def main():
         if (found := in_a_process(name, lambda folder, name=name: measure(name, options, shape, folder))) is None:
             continue
         head = f"{time.strftime('%Y-%m-%d')}, {found.pop('machine')}, torch {torch.__version__}, {used}\n\n"
-        results[name] = found
-        print(f"{name}: {', '.join(f'{key} {value:.4g}' for key, value in found.items())}", flush=True)
+        for limit, numbers in found.items():
+            results[name, limit] = numbers
+            print(f"{name} {limit}: {', '.join(f'{key} {x:.4g}' for key, x in numbers.items())}", flush=True)
         if options.out:
             options.out.write_text(head + table(results) + "\n")
     if results:
@@ -329,29 +393,28 @@ def in_a_process(name, measure):
 
 
 def table(results):
-    """Markdown; every row relative to the first."""
-    first = next(iter(results.values()))["step"]
+    """Markdown; every row relative to the first of its limit."""
+    first, limits = {}, list(dict.fromkeys(limit for _, limit in results))
     columns = ["step, s", "relative to the first", *PHASES, "tokens/s", "step / floor", "peak, GiB", "range, s"]
+    if limits != [""]:
+        columns.insert(0, "limit")
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name, found in results.items():
+    for (name, limit), found in sorted(results.items(), key=lambda x: limits.index(x[0][1])):
+        relative = found["step"] / first.setdefault(limit, found["step"])
         phases = " | ".join(f"{found[phase]:.3f}" for phase in PHASES)
         memory = f"{found['peak_gib']:.1f} ({found['reserved_gib']:.1f} reserved)" if "peak_gib" in found else ""
         spread = f"{found['least']:.3f} to {found['most']:.3f}"
         speed = f"{found['tokens/s']:,.0f} | {found['step'] / found['floor']:.1f}"
-        lines.append(
-            f"| {name} | {found['step']:.3f} | {found['step'] / first:.2f} | {phases} | {speed} | {memory} | {spread} |"
-        )
+        label = f"{name} | {limit}" if limit else name
+        lines.append(f"| {label} | {found['step']:.3f} | {relative:.2f} | {phases} | {speed} | {memory} | {spread} |")
     return "\n".join(lines)
 
 
 def figure(text):
-    """An SVG of the first table of a results file, the slowest case first. A bar much longer than the next is cut."""
-    gpu, model = re.search(r" on an (\S+),", text)[1], re.search("^## (.*?):", text, re.MULTILINE)[1]
-    lines = re.search(r"^\| \|.*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)[0].splitlines()
-    heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
-    cases = sorted((dict(zip(heads, row, strict=True)) for row in rows), key=lambda case: -float(case["step, s"]))
-    left, top, height, longest = 320, 66, 34, 360
-    scale = longest / (1.25 * float(cases[1]["step, s"]))
+    """An SVG of the tables with limits in a results file: a panel for each model, a bar for each case and limit."""
+    gpu = re.search(r" on an (\S+),", text)[1]
+    left, top, height, longest = 250, 66, 24, 420
+    colours = ("#2864dc", "#888888", "#d75f00")
 
     def label(x, y, words, size=13):
         return f'<text x="{x:.1f}" y="{y}" font-size="{size}">{words}</text>'
@@ -359,26 +422,33 @@ def figure(text):
     def bar(x, y, width, size, colour):
         return f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{size}" fill="{colour}"/>'
 
-    size = f'width="780" height="{top + height * len(cases)}"'
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">']
-    parts.append('<rect width="100%" height="100%" fill="white"/>')
-    parts.append(label(16, 24, f"One training step of a {model} model on an {gpu}, seconds", 15))
-    colours = ("#2864dc", "#888888", "#d75f00")
+    parts = [label(16, 24, f"One training step on an {gpu}, seconds, by the limit of its 128 answers in tokens", 15)]
     for x, name, colour in zip((0, 100, 250), ("sampling", "scoring and credit", "update"), colours, strict=True):
         parts += [bar(left + x, 36, 12, 12, colour), label(left + x + 18, 47, name)]
-    for i, case in enumerate(cases):
-        x, y = left, top + height * i
-        sample, *others, update = (scale * float(case[phase]) for phase in PHASES)
-        cut = max(0, sample + sum(others) + update - longest)
-        parts.append(label(16, y + 16, case[""] + ", 2.5 x the answers" * (case[""] == DYNAMIC)))
-        for width, colour in zip((sample - cut, sum(others), update), colours, strict=True):
-            parts.append(bar(x, y, width, 22, colour))
-            x += width
-        if cut:
-            middle = left + (sample - cut) / 2
-            parts.append(f'<path d="M{middle - 4:.1f},{y + 24} l8,-26" stroke="white" stroke-width="5"/>')
-        parts.append(label(x + 6, y + 16, f"{float(case['step, s']):.1f}{', bar cut' * bool(cut)}"))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    y = top
+    for model, lines in re.findall(r"^## (\S+ B)\b[^#]*?^(\| \| limit .*?)\n\n", text, re.MULTILINE | re.DOTALL):
+        heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines())
+        cases = [dict(zip(heads, row, strict=True)) for row in rows]
+        scale, last = longest / max(float(case["step, s"]) for case in cases), ""
+        parts.append(label(16, y + 16, f"{model} parameters", 14))
+        y += height
+        for case in cases:
+            y += 8 * (last not in ("", case["limit"]))
+            if case["limit"] != last:
+                parts.append(label(16, y + 14, case["limit"]))
+            last, x = case["limit"], left
+            sample, *others, update = (scale * float(case[phase]) for phase in PHASES)
+            parts.append(label(76, y + 14, case[""]))
+            for width, colour in zip((sample, sum(others), update), colours, strict=True):
+                parts.append(bar(x, y, width, 18, colour))
+                x += width
+            parts.append(label(x + 6, y + 14, f"{float(case['step, s']):.1f}"))
+            y += height
+        y += height // 2
+    size = f'width="780" height="{y}"'
+    ground = '<rect width="100%" height="100%" fill="white"/>'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
+    return "\n".join([head, ground, *parts, "</svg>"]) + "\n"
 
 
 if __name__ == "__main__":
