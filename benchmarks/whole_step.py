@@ -426,7 +426,7 @@ def figure(text):
     for x, name, colour in zip((0, 100, 250), ("sampling", "scoring and credit", "update"), colours, strict=True):
         parts += [bar(left + x, 36, 12, 12, colour), label(left + x + 18, 47, name)]
     y = top
-    for model, lines in re.findall(r"^## (\S+ B)\b[^#]*?^(\| \| limit .*?)\n\n", text, re.MULTILINE | re.DOTALL):
+    for model, lines in re.findall(r"^### (\S+ B)\b[^#]*?^(\| \| limit .*?)\n\n", text, re.MULTILINE | re.DOTALL):
         heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines())
         cases = [dict(zip(heads, row, strict=True)) for row in rows]
         scale, last = longest / max(float(case["step, s"]) for case in cases), ""
