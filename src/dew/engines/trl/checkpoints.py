@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
+from dew.decoding import replaced
 from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError
 from dew.files import read_whole, sync, write_atomically
 from dew.run.folder import MODEL_FILES, RunFolder
@@ -151,16 +152,14 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
     if not args.save_only_model:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(state, folder / OWN_STATE.format(accelerator.process_index))
-    limit, args.save_total_limit = args.save_total_limit, None
-    try:
+    with replaced([(args, "save_total_limit", None)]):
         yield
-    finally:
-        args.save_total_limit = limit
     accelerator.wait_for_everyone()
     if args.should_save:
         RunFolder(run).sync()
         write_manifest(folder)
-        rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step, because clocks may change
+        # By step, because clocks may change.
+        rotate_checkpoints(run, args.save_total_limit, trainer.state.best_model_checkpoint)
 
 
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:

@@ -1,8 +1,8 @@
 """The update: log-probabilities with dew's operator, micro-batches with little padding, inputs of the loss."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from trl.trainer import utils
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
+from dew.decoding import replaced
 from dew.engines.compat import FUSED_HEAD, HEAD_OUTPUTS
 from dew.engines.credit import Credit, Rows
 from dew.engines.recorder import Columns
@@ -64,18 +65,12 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda saved: sharded.get(saved.data_ptr(), saved), unpack)
 
 
-@contextmanager
-def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[None]:
+def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> AbstractContextManager[None]:
     """Replace TRL's fused head by dew's operator, which computes entropies in float32 without storing the logits.
 
     `entropy_grad`: whether gradients flow through the entropy, which only an entropy bonus needs.
     """
-    ours, theirs = _LogprobEntropy(entropy_grad, sum_sq), getattr(utils, FUSED_HEAD)
-    setattr(utils, FUSED_HEAD, ours)
-    try:
-        yield
-    finally:
-        setattr(utils, FUSED_HEAD, theirs)
+    return replaced([(utils, FUSED_HEAD, _LogprobEntropy(entropy_grad, sum_sq))])
 
 
 class Head:

@@ -8,7 +8,7 @@ Every process sees the same outcomes, so all of them sample the same number of r
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dew.algorithms import Algorithm
 from dew.compare.sampling import check_prompt, set_pad_token
-from dew.decoding import Decoder, Draw, SamplingCopy, refusal
+from dew.decoding import Decoder, Draw, SamplingCopy, refusal, replaced
 from dew.engines.credit import outcomes
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
@@ -189,17 +189,9 @@ def _lengths(rows: Any) -> list[int]:
 
 
 # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
-@contextmanager
-def dropout_off(model: nn.Module) -> Iterator[None]:
+def dropout_off(model: nn.Module) -> AbstractContextManager[None]:
     """Disable dropout. The outermost module keeps its mode, because TRL reads from it whether the model trains."""
-    switched = [module for module in model.modules() if module is not model and module.training]
-    for module in switched:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in switched:
-            module.training = True
+    return replaced([(m, "training", False) for m in model.modules() if m is not model and m.training])
 
 
 COMPARED = 16
