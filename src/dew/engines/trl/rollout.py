@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dew.algorithms import Algorithm
 from dew.compare.sampling import check_prompt, set_pad_token
 from dew.decoding import Decoder, Draw, SamplingCopy, refusal, replaced
-from dew.engines.credit import outcomes
+from dew.engines.credit import Signals, outcomes
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
 from dew.errors import ConfigError, Problem
@@ -227,7 +227,7 @@ class CapturedSampling:
             self._copy, self._decoder = None, None
             return None
 
-    def scores(self, inputs: Columns, capture: Capture) -> tuple[Tensor, Tensor] | None:
+    def scores(self, inputs: Columns, capture: Capture) -> Signals | None:
         """Return (B, T) log-probabilities and entropies from sampling, or None if a scoring pass has to compute them.
 
         Sampling rounds differently, so some answers of the first generation are compared with a scoring pass.
@@ -257,7 +257,7 @@ class CapturedSampling:
                 level, then = logging.WARNING, "every generation makes a scoring pass"
             text = "Entropy from sampling differs from a scoring pass by %.5f nats per token on average (of %.5f): %s."
             logger.log(level, text, gap, mean, then)
-        return (logp, entropy) if self._exact else None
+        return Signals(logp=logp, entropy=entropy) if self._exact else None
 
     def refused(self) -> str | None:
         """Return why `generate` or vLLM samples instead, or None."""

@@ -20,10 +20,10 @@ from trl import GRPOTrainer
 from dew.compare.sampling import check_prompt
 from dew.decoding import uncompiled
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
-from dew.engines.credit import Credit, give_credit
+from dew.engines.credit import Credit, Signals, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
-from dew.engines.trl.batch import Batch, Capture, Scores, first_rows, gather_rows, loss_mask, make_batch
+from dew.engines.trl.batch import Batch, Capture, first_rows, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
@@ -304,16 +304,16 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_policy(self, inputs: dict[str, Any]) -> Scores:
-        """Return the scores of the sampling policy: from TRL's scoring pass, the sampler, or a pass by dew."""
+    def _old_policy(self, inputs: dict[str, Any]) -> Signals:
+        """Return the signals of the sampling policy: from TRL's scoring pass, the sampler, or a pass by dew."""
         args, algorithm = self.args, self.algorithm
         for scored in self._capture.passes:
             if scored.logp is inputs.get("old_per_token_logps"):
                 return scored
         if not (algorithm.signals or self._record_due):
-            return Scores()
+            return Signals()
         if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
-            return Scores(*sampled)
+            return sampled
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
             self._forward(self.model, inputs, batch_size=rows)
