@@ -1,6 +1,7 @@
 """Processes that a signal stops or kills, and a disk that is full."""
 
 import os
+import re
 import signal
 from functools import partial
 
@@ -9,9 +10,9 @@ import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.checkpoints import disk_full
+from dew.engines.trl.checkpoints import explain_full_disk
 from dew.engines.trl.launch import StopAtSignal
-from dew.errors import ConfigError
+from dew.errors import ConfigError, EngineError
 from dew.run.folder import RunFolder
 
 
@@ -75,6 +76,8 @@ def test_two_processes_resume_after_one_was_killed(tmp_path):
 
 def test_a_full_disk_is_explained_and_nothing_else(tmp_path):
     for words in ("No space left on device", "Disk quota exceeded", "I/O error: No space left on device (os error 28)"):
-        assert "disk is full" in str(disk_full(RuntimeError(words), tmp_path))
+        with pytest.raises(EngineError, match="disk is full"), explain_full_disk(tmp_path):
+            raise RuntimeError(words)
     for error in (RuntimeError("CUDA out of memory"), OSError(13, "Permission denied"), ConfigError("quota")):
-        assert disk_full(error, tmp_path) is None
+        with pytest.raises(type(error), match=re.escape(str(error))), explain_full_disk(tmp_path):
+            raise error

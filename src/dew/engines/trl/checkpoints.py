@@ -208,12 +208,16 @@ def use_own_settings(trainer: Any, own: list[dict[str, Any]], state: dict[str, A
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
-    """Return an error for the user if the disk is full. torch only reports a failed write, so check free space too."""
-    full = any(text in str(error) for text in FULL)
-    if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
-        full = shutil.disk_usage(folder).free < 1 << 20
-    if isinstance(error, DewError) or not full:
-        return None
-    remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
-    return EngineError(Problem(f"{folder}: the disk is full, and the run stopped.", remedy=remedy))
+@contextmanager
+def explain_full_disk(folder: Path | str) -> Iterator[None]:
+    """Raise an error for the user if the disk is full. torch only reports a failed write, so check free space too."""
+    try:
+        yield
+    except Exception as error:
+        full = any(text in str(error) for text in FULL)
+        if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
+            full = shutil.disk_usage(folder).free < 1 << 20
+        if isinstance(error, DewError) or not full:
+            raise
+        remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
+        raise EngineError(Problem(f"{folder}: the disk is full, and the run stopped.", remedy=remedy)) from error

@@ -6,7 +6,7 @@ Its methods are in the order in which a batch reaches them (CONTRIBUTING.md, "Th
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -144,7 +144,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             checkpoints.claim_folder(self.args, self.accelerator)
         self._recorder.start(self)
         self._say_how()
-        try:
+        with checkpoints.explain_full_disk(self.args.output_dir), self._recorder.running():
             if checkpoint is True:
                 checkpoint = checkpoints.last_good(self.args.output_dir, self.accelerator)
                 if checkpoint is None:
@@ -157,13 +157,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             else:  # transformers would train one more step
                 self._load_from_checkpoint(checkpoint)
                 self.state, result = finished, TrainOutput(finished.global_step, 0.0, {})
-        except BaseException as error:
-            with suppress(OSError):  # the disk may be full
-                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
-            if full := checkpoints.disk_full(error, self.args.output_dir):
-                raise full from error
-            raise
-        self._recorder.end("done")
         self._last_loaded_step = -1  # vLLM does not have the best checkpoint's weights, loaded at the same step
         held = ", ".join(f"{name} at {n} step{'s' * (n > 1)}" for name, n in self._recorder.alarms.steps.items())
         alarms = f" Alarms: {held}." if held else ""

@@ -76,13 +76,8 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         if not resume_from_checkpoint and self.accelerator.is_main_process:
             set_aside(Path(self.args.output_dir))
         self._recorder.start(self)
-        try:
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
-        except BaseException as error:
-            self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
-            raise
-        self._recorder.end("done")
-        return result
+        with self._recorder.running():
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _generate_and_score_completions(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
