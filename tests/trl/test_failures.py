@@ -2,14 +2,13 @@
 
 import os
 import signal
-from functools import partial
 
 import pytest
 import torch
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.engines.trl.checkpoints import disk_full
+from dew.engines.trl.checkpoints import explain_full_disk
 from dew.engines.trl.launch import StopAtSignal
 from dew.errors import ConfigError
 from dew.run.folder import RunFolder
@@ -42,8 +41,8 @@ def run(folder, rank, *, victim=None, act=die, data=16, resume=False, others=Non
 
 def test_processes_stop_together_at_a_signal_that_reaches_one_of_them(tmp_path):
     def train(rank):
-        act = partial(os.kill, os.getpid(), signal.SIGTERM)
-        run(tmp_path, rank, victim=1, act=act, others={"callbacks": [StopAtSignal()]})
+        stop = {"callbacks": [StopAtSignal()]}
+        run(tmp_path, rank, victim=1, act=lambda: os.kill(os.getpid(), signal.SIGTERM), others=stop)
 
     assert tiny.in_children(train, count=2) == [0, 0]
     assert [line["step"] for line in RunFolder(tmp_path).metrics()] == [1, 2, 3]
@@ -74,7 +73,8 @@ def test_two_processes_resume_after_one_was_killed(tmp_path):
 
 
 def test_a_full_disk_is_explained_and_nothing_else(tmp_path):
-    for words in ("No space left on device", "Disk quota exceeded", "I/O error: No space left on device (os error 28)"):
-        assert "disk is full" in str(disk_full(RuntimeError(words), tmp_path))
-    for error in (RuntimeError("CUDA out of memory"), OSError(13, "Permission denied"), ConfigError("quota")):
-        assert disk_full(error, tmp_path) is None
+    full = [RuntimeError(text) for text in ("Disk quota exceeded", "I/O error: No space left on device (os error 28)")]
+    for error in (*full, RuntimeError("CUDA out of memory"), OSError(13, "Permission denied"), ConfigError("quota")):
+        with pytest.raises((RuntimeError, OSError, ConfigError)) as found, explain_full_disk(tmp_path):
+            raise error
+        assert ("disk is full" in str(found.value)) == (found.value is not error) == (error in full)

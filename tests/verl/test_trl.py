@@ -17,8 +17,8 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import trl_tiny as tiny
+from dew.engines.credit import Signals
 from dew.engines.trl import DewTrainer
-from dew.engines.trl.batch import Scores
 from dew.rewards import verifier
 from dew.tasks import TINY
 
@@ -78,6 +78,6 @@ def test_the_trl_engine_gives_what_verl_trained_on(algorithm, tmp_path, monkeypa
     torch.testing.assert_close(batch["advantages"], verls, rtol=0.02, atol=0.02)
 
     # With verl's entropies: the same.
-    monkeypatch.setattr(trainer, "_old_policy", lambda batch: Scores(entropy=recorded(answers, "entropy", width)))
+    monkeypatch.setattr(trainer, "_old_policy", lambda batch: Signals(entropy=recorded(answers, "entropy", width)))
     batch = trainer._generate_and_score_completions(tiny.rows(trainer))
     torch.testing.assert_close(batch["advantages"], verls, rtol=1e-5, atol=1e-5)

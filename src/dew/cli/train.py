@@ -111,7 +111,7 @@ def resume_on_trl(folder: Path, changed: dict[str, Any], untrusted: bool) -> Non
 
 
 def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
-    from dew.engines.trl.checkpoints import disk_full
+    from dew.engines.trl.checkpoints import explain_full_disk
     from dew.engines.trl.launch import build_trainer, launch
     from dew.report import build
 
@@ -123,11 +123,9 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
         RunFolder(folder).clear()
     view = RunView(folder)
     try:
-        with followed([view], every=max(int(args.logging_steps), 1)):
+        with explain_full_disk(folder), followed([view], every=max(int(args.logging_steps), 1)):
             status = launch(parsed, trainer, resume=resume, say=out.print)
-    except Exception as error:
-        if full := disk_full(error, folder):
-            raise full from None
+    except Exception:
         if any(folder.glob("checkpoint-*")):
             out.print(f"A checkpoint is kept. Resume with: dew resume {folder}")
         raise

@@ -52,23 +52,20 @@ def sample(model: Any, tokenizer: Any, prompts: Sequence[Any], sampling: Samplin
     """Sample k answers to each prompt (text, or a list of chat messages). The same seed gives the same answers."""
     import torch
 
-    from dew.decoding import uncompiled
+    from dew.decoding import evaluating, uncompiled
 
     ids = [prompt_ids(tokenizer, prompt) for prompt in prompts]
     if is_vllm(model):
         return _sample_with_vllm(model, ids, sampling)
     set_pad_token(tokenizer)
     ends = end_tokens(model, tokenizer)
-    was_training = model.training
-    model.eval()
     devices, k = [model.device] if model.device.type == "cuda" else [], sampling.answers
     # Batch prompts of similar length; on a GPU the longest first, so that their buffers fit the others.
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]), reverse=bool(devices))
-    with torch.random.fork_rng(devices), torch.no_grad(), uncompiled(model):
+    with torch.random.fork_rng(devices), torch.no_grad(), evaluating(model), uncompiled(model):
         torch.manual_seed(sampling.seed)
         rows = _draw(model, tokenizer, sampling, ends, [ids[i] for i in order for _ in range(k)])
         flat = _cut(rows, tokenizer, ends)
-    model.train(was_training)
     answers = {i: flat[place * k : (place + 1) * k] for place, i in enumerate(order)}
     return [answers[i] for i in range(len(ids))]
 

@@ -242,6 +242,11 @@ def replaced(parts: list[Any]) -> Iterator[None]:
             setattr(*saved)
 
 
+def evaluating(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """In evaluation mode, without dropout."""
+    return replaced([(m, "training", False) for m in model.modules() if m.training])
+
+
 def uncompiled(model: torch.nn.Module) -> AbstractContextManager[None]:
     """Without the compiled layers of training, which would be compiled again for the cache of every layer."""
     return replaced([(m, "_compiled_call_impl", None) for m in model.modules() if m._compiled_call_impl])

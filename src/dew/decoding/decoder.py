@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dew.decoding.buffers import GATHERED, PAGE, Buffers, PagedLayer, cache_shape, pages_of, uncompiled
+from dew.decoding.buffers import GATHERED, PAGE, Buffers, PagedLayer, cache_shape, evaluating, pages_of, uncompiled
 from dew.decoding.draw import HAS_TRITON, Draw
 from dew.decoding.page_runs import Runs, run_sizes
 from dew.decoding.prompts import Prefill, Queue
@@ -153,14 +153,9 @@ class Decoder:
         `owners`: owner of each prompt, ascending; equal prompts of different owners are read separately. `uniforms`
         (B, T, 2): decide the tokens. `on_ended(places, tokens)` is called as answers end.
         """
-        training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), uncompiled(self.model):
-                given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, on_ended
-                tokens, *signals = self._run(*given, max_new_tokens, at_once or len(prompts))
-        finally:
-            self.model.train(training)
+        with torch.no_grad(), evaluating(self.model), uncompiled(self.model):
+            given = [tuple(ids) for ids in prompts], owners or [0] * len(prompts), uniforms, on_ended
+            tokens, *signals = self._run(*given, max_new_tokens, at_once or len(prompts))
         ended = torch.isin(tokens, self.ends)
         return tokens, torch.where(ended.any(1), ended.int().argmax(1) + 1, max_new_tokens), *signals
 

@@ -6,7 +6,8 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -113,6 +114,17 @@ class RunLog:
         self.folder.write_run({**run, **facts})
         for warning in algorithm.warnings():
             logger.warning("%s: %s", algorithm.name, warning)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Write how the run in the `with` block ended."""
+        try:
+            yield
+        except BaseException as error:
+            with suppress(OSError):  # the disk may be full
+                self.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
+            raise
+        self.end("done")
 
     def end(self, status: str, error: BaseException | None = None) -> None:
         """Write how the run ended. The first process that fails writes its error; the others lose the connection."""

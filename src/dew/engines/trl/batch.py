@@ -1,14 +1,14 @@
 """The batch that passes through a training step (sample, score, credit, report), and operations on its rows."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dew.engines.credit import Rows
+from dew.engines.credit import Rows, Signals
 from dew.engines.recorder import Columns, gold_of
 from dew.engines.trl.rewards import outcome_columns
 
@@ -49,15 +49,6 @@ class Batch(Rows):
         return {name: x for name, x in values.items() if isinstance(x, Tensor | list)}
 
 
-class Scores(NamedTuple):
-    """(B, T) values of this process's tokens, from a forward pass or from the sampler."""
-
-    logp: Tensor | None = None
-    entropy: Tensor | None = None
-    sum_sq: Tensor | None = None
-    """Σπ²"""
-
-
 @dataclass
 class Capture:
     """Intermediate results of TRL's `_generate_and_score_completions` that it does not return.
@@ -72,12 +63,12 @@ class Capture:
     """Columns that reward functions logged about this process's answers."""
     sampled: list[tuple[list[list[int]], Tensor, Tensor]] = field(default_factory=list)
     """Tokens, log-probabilities and entropies of each call to the sampler."""
-    passes: list[Scores] = field(default_factory=list)
-    """Scores of each forward pass without a gradient; with TRL's own loss, of each forward pass."""
+    passes: list[Signals] = field(default_factory=list)
+    """(B, T) signals from each forward pass without a gradient; with TRL's own loss, from each forward pass."""
 
 
 def make_batch(
-    trainer: Any, inputs: Columns, capture: Capture, old: Scores, recorded: list[dict[str, Any]] | None
+    trainer: Any, inputs: Columns, capture: Capture, old: Signals, recorded: list[dict[str, Any]] | None
 ) -> Batch:
     """Return the `Batch` of one call of TRL, with columns gathered from all processes.
 

@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
+from dew.decoding import replaced
 from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError
 from dew.files import read_whole, sync, write_atomically
 from dew.run.folder import MODEL_FILES, RunFolder
@@ -151,16 +152,14 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
     if not args.save_only_model:
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(state, folder / OWN_STATE.format(accelerator.process_index))
-    limit, args.save_total_limit = args.save_total_limit, None
-    try:
+    with replaced([(args, "save_total_limit", None)]):
         yield
-    finally:
-        args.save_total_limit = limit
     accelerator.wait_for_everyone()
     if args.should_save:
         RunFolder(run).sync()
         write_manifest(folder)
-        rotate_checkpoints(run, limit, trainer.state.best_model_checkpoint)  # by step, because clocks may change
+        # By step, because clocks may change.
+        rotate_checkpoints(run, args.save_total_limit, trainer.state.best_model_checkpoint)
 
 
 def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
@@ -209,12 +208,16 @@ def use_own_settings(trainer: Any, own: list[dict[str, Any]], state: dict[str, A
 FULL = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def disk_full(error: BaseException, folder: Path | str) -> EngineError | None:
-    """Return an error for the user if the disk is full. torch only reports a failed write, so check free space too."""
-    full = any(text in str(error) for text in FULL)
-    if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
-        full = shutil.disk_usage(folder).free < 1 << 20
-    if isinstance(error, DewError) or not full:
-        return None
-    remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
-    return EngineError(Problem(f"{folder}: the disk is full, and the run stopped.", remedy=remedy))
+@contextmanager
+def explain_full_disk(folder: Path | str) -> Iterator[None]:
+    """Raise an error for the user if the disk is full. torch only reports a failed write, so check free space too."""
+    try:
+        yield
+    except Exception as error:
+        full = any(text in str(error) for text in FULL)
+        if not full and isinstance(error, OSError | RuntimeError) and Path(folder).is_dir():
+            full = shutil.disk_usage(folder).free < 1 << 20
+        if isinstance(error, DewError) or not full:
+            raise
+        remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
+        raise EngineError(Problem(f"{folder}: the disk is full, and the run stopped.", remedy=remedy)) from error

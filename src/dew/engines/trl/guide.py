@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from dew.algorithms.base import Part
+from dew.decoding import replaced
 from dew.engines.credit import Credit, any_in_group, outcomes
 from dew.engines.recorder import Columns, Numbers
 from dew.engines.trl.batch import Batch, gather_rows, local_rows
@@ -122,11 +123,8 @@ class MixedPolicy:
         size, turn, wanted = trainer.num_generations, trainer.state.global_step, trainer.args.guide_completions
         counts = [self._guide.count(prompts[first], wanted) for first in range(0, len(prompts), size)]
         own_prompts = [prompts[g * size + i] for g, k in enumerate(counts) for i in range(size - k)]
-        trainer.num_generations = 1  # vLLM would take every `num_generations` prompts for one group
-        try:
+        with replaced([(trainer, "num_generations", 1)]):  # else vLLM takes `size` prompts for one group
             prompt_ids, completion_ids, tool_mask, completions, logprobs, extra, images, *rest = generate(own_prompts)
-        finally:
-            trainer.num_generations = size
         rows: list[GuideAnswer | None] = []
         sources: list[int] = []  # for each row, the policy's row with this answer or (for the guide's) this prompt
         first = 0

@@ -1,8 +1,8 @@
 """The update: log-probabilities with dew's operator, micro-batches with little padding, inputs of the loss."""
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,10 +13,11 @@ from trl.trainer import utils
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import Part
+from dew.decoding import replaced
 from dew.engines.compat import FUSED_HEAD, HEAD_OUTPUTS
-from dew.engines.credit import Credit, Rows
+from dew.engines.credit import Credit, Rows, Signals
 from dew.engines.recorder import Columns
-from dew.engines.trl.batch import Batch, Scores, local_rows, loss_mask
+from dew.engines.trl.batch import Batch, local_rows, loss_mask
 from dew.errors import ConfigError, Problem
 from dew.kernels import linear_logprob_entropy, plain_head
 
@@ -64,18 +65,12 @@ def _gather_again(*head: Tensor | None) -> AbstractContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(lambda saved: sharded.get(saved.data_ptr(), saved), unpack)
 
 
-@contextmanager
-def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> Iterator[None]:
+def exact_head(entropy_grad: bool = False, sum_sq: bool = False) -> AbstractContextManager[None]:
     """Replace TRL's fused head by dew's operator, which computes entropies in float32 without storing the logits.
 
     `entropy_grad`: whether gradients flow through the entropy, which only an entropy bonus needs.
     """
-    ours, theirs = _LogprobEntropy(entropy_grad, sum_sq), getattr(utils, FUSED_HEAD)
-    setattr(utils, FUSED_HEAD, ours)
-    try:
-        yield
-    finally:
-        setattr(utils, FUSED_HEAD, theirs)
+    return replaced([(utils, FUSED_HEAD, _LogprobEntropy(entropy_grad, sum_sq))])
 
 
 class Head:
@@ -94,8 +89,8 @@ class Head:
 
     def __call__(
         self, trl: Callable[..., Any], model: Any, ids: Tensor, mask: Tensor, keep: int, rows: int | None, **kwargs: Any
-    ) -> tuple[Scores, Any]:
-        """Return the scores of the last `keep` columns, at most `rows` rows per pass, and the router's loss."""
+    ) -> tuple[Signals, Any]:
+        """Return the signals of the last `keep` columns, at most `rows` rows per pass, and the router's loss."""
         trainer, scoring, longest = self._trainer, not torch.is_grad_enabled(), kwargs.pop("longest", None)
         own = scoring and model is trainer.model
         sum_sq = own and trainer.algorithm.needs_sum_sq
@@ -113,9 +108,9 @@ class Head:
             if self.aligned and not sum_sq:
                 with trainer.accelerator.autocast():
                     logp, entropy = aligned_passes(model, ids, mask, keep, rows, longest)
-                return Scores(logp, entropy), None
+                return Signals(logp=logp, entropy=entropy), None
             logp, entropy, aux = trl(model, ids, mask, keep, batch_size=rows, **kwargs)
-        return Scores(logp, entropy, torch.cat(squares) if squares else None), aux
+        return Signals(logp=logp, entropy=entropy, sum_sq=torch.cat(squares) if squares else None), aux
 
 
 def uses_exact_head(wanted: bool, model: Any, algorithm: Algorithm) -> bool:
@@ -277,7 +272,7 @@ def loss_part(inputs: Columns, logp: Tensor, entropy: Tensor) -> Part:
     )
 
 
-def observe_loss(trainer: Any, inputs: Columns, scores: Scores) -> None:
+def observe_loss(trainer: Any, inputs: Columns, scores: Signals) -> None:
     """Add a micro-batch trained with TRL's own loss to the statistics of the step."""
     assert scores.logp is not None and scores.entropy is not None
     logp, entropy = scores.logp.detach(), scores.entropy.detach()

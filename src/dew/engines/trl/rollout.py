@@ -8,7 +8,7 @@ Every process sees the same outcomes, so all of them sample the same number of r
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from dew.algorithms import Algorithm
 from dew.compare.sampling import check_prompt, set_pad_token
-from dew.decoding import Decoder, Draw, SamplingCopy, refusal
-from dew.engines.credit import outcomes
+from dew.decoding import Decoder, Draw, SamplingCopy, refusal, replaced
+from dew.engines.credit import Signals, outcomes
 from dew.engines.recorder import Columns
 from dew.engines.trl.batch import Batch, Capture, gather_columns, join_columns, local_rows, loss_mask, select_rows
 from dew.errors import ConfigError, Problem
@@ -189,17 +189,9 @@ def _lengths(rows: Any) -> list[int]:
 
 
 # ── generation ──────────────────────────────────────────────────────────────────────────────────────────────
-@contextmanager
-def dropout_off(model: nn.Module) -> Iterator[None]:
+def dropout_off(model: nn.Module) -> AbstractContextManager[None]:
     """Disable dropout. The outermost module keeps its mode, because TRL reads from it whether the model trains."""
-    switched = [module for module in model.modules() if module is not model and module.training]
-    for module in switched:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in switched:
-            module.training = True
+    return replaced([(m, "training", False) for m in model.modules() if m is not model and m.training])
 
 
 COMPARED = 16
@@ -235,7 +227,7 @@ class CapturedSampling:
             self._copy, self._decoder = None, None
             return None
 
-    def scores(self, inputs: Columns, capture: Capture) -> tuple[Tensor, Tensor] | None:
+    def scores(self, inputs: Columns, capture: Capture) -> Signals | None:
         """Return (B, T) log-probabilities and entropies from sampling, or None if a scoring pass has to compute them.
 
         Sampling rounds differently, so some answers of the first generation are compared with a scoring pass.
@@ -265,7 +257,7 @@ class CapturedSampling:
                 level, then = logging.WARNING, "every generation makes a scoring pass"
             text = "Entropy from sampling differs from a scoring pass by %.5f nats per token on average (of %.5f): %s."
             logger.log(level, text, gap, mean, then)
-        return (logp, entropy) if self._exact else None
+        return Signals(logp=logp, entropy=entropy) if self._exact else None
 
     def refused(self) -> str | None:
         """Return why `generate` or vLLM samples instead, or None."""

@@ -6,7 +6,7 @@ Its methods are in the order in which a batch reaches them (CONTRIBUTING.md, "Th
 import logging
 import math
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,10 +20,10 @@ from trl import GRPOTrainer
 from dew.compare.sampling import check_prompt
 from dew.decoding import uncompiled
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
-from dew.engines.credit import Credit, give_credit
+from dew.engines.credit import Credit, Signals, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
-from dew.engines.trl.batch import Batch, Capture, Scores, first_rows, gather_rows, loss_mask, make_batch
+from dew.engines.trl.batch import Batch, Capture, first_rows, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
@@ -144,7 +144,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             checkpoints.claim_folder(self.args, self.accelerator)
         self._recorder.start(self)
         self._say_how()
-        try:
+        with checkpoints.explain_full_disk(self.args.output_dir), self._recorder.running():
             if checkpoint is True:
                 checkpoint = checkpoints.last_good(self.args.output_dir, self.accelerator)
                 if checkpoint is None:
@@ -157,13 +157,6 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             else:  # transformers would train one more step
                 self._load_from_checkpoint(checkpoint)
                 self.state, result = finished, TrainOutput(finished.global_step, 0.0, {})
-        except BaseException as error:
-            with suppress(OSError):  # the disk may be full
-                self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
-            if full := checkpoints.disk_full(error, self.args.output_dir):
-                raise full from error
-            raise
-        self._recorder.end("done")
         self._last_loaded_step = -1  # vLLM does not have the best checkpoint's weights, loaded at the same step
         held = ", ".join(f"{name} at {n} step{'s' * (n > 1)}" for name, n in self._recorder.alarms.steps.items())
         alarms = f" Alarms: {held}." if held else ""
@@ -304,16 +297,16 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         assert entropy is not None
         return logp, entropy, aux
 
-    def _old_policy(self, inputs: dict[str, Any]) -> Scores:
-        """Return the scores of the sampling policy: from TRL's scoring pass, the sampler, or a pass by dew."""
+    def _old_policy(self, inputs: dict[str, Any]) -> Signals:
+        """Return the signals of the sampling policy: from TRL's scoring pass, the sampler, or a pass by dew."""
         args, algorithm = self.args, self.algorithm
         for scored in self._capture.passes:
             if scored.logp is inputs.get("old_per_token_logps"):
                 return scored
         if not (algorithm.signals or self._record_due):
-            return Scores()
+            return Signals()
         if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
-            return Scores(*sampled)
+            return sampled
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():
             self._forward(self.model, inputs, batch_size=rows)

@@ -17,9 +17,9 @@ from trl import GRPOTrainer
 from dew.algorithms import ENGINE_ALGORITHM, get_algorithm
 from dew.compare.grid import REPLACED
 from dew.engines.compat import check_generated
-from dew.engines.credit import give_credit
+from dew.engines.credit import Signals, give_credit
 from dew.engines.trl import metrics
-from dew.engines.trl.batch import Capture, Scores, gather_rows, loss_mask, make_batch
+from dew.engines.trl.batch import Capture, gather_rows, loss_mask, make_batch
 from dew.engines.trl.config import RECORDS, DewConfig
 from dew.engines.trl.loss import loss_inputs, observe_loss
 from dew.engines.trl.rollout import dropout_off
@@ -76,13 +76,8 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         if not resume_from_checkpoint and self.accelerator.is_main_process:
             set_aside(Path(self.args.output_dir))
         self._recorder.start(self)
-        try:
-            result = super().train(resume_from_checkpoint, *args, **kwargs)
-        except BaseException as error:
-            self._recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
-            raise
-        self._recorder.end("done")
-        return result
+        with self._recorder.running():
+            return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def _generate_and_score_completions(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         if not self.model.training:
@@ -125,18 +120,18 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         self._capture.parts, self._capture.extra = found, dict(self._pending_extra_logs)
         return found
 
-    def _old_policy(self, inputs: dict[str, Any]) -> Scores:
+    def _old_policy(self, inputs: dict[str, Any]) -> Signals:
         """Return the sampling policy's scores, computed without dropout so that no random numbers are drawn."""
         if not self._record_due or "unsloth" in sys.modules:  # its scores are shifted by the padding of the prompts
-            return Scores()
+            return Signals()
         with torch.no_grad(), dropout_off(self.model):
             rows = self.args.per_device_train_batch_size
             logp, entropy, _ = self._forward(self.model, inputs, batch_size=rows)
-        return Scores(logp, entropy)
+        return Signals(logp=logp, entropy=entropy)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         scores: tuple[Any, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._capture.passes.append(Scores(*scores[:2]))
+        self._capture.passes.append(Signals(logp=scores[0], entropy=scores[1]))
         return scores
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:

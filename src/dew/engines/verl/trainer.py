@@ -65,12 +65,8 @@ class CreditMixin:
         recorder.start(self.config, self.total_training_steps)
         write_atomically(recorder.folder.path / "config.yaml", self._resolved.encode())
         recorder.resume(self.global_steps)
-        try:
+        with recorder.running():
             super().fit(agent_loop_manager)  # type: ignore[misc]
-        except BaseException as error:
-            recorder.end("stopped" if isinstance(error, KeyboardInterrupt) else "failed", error)
-            raise
-        recorder.end("done")
 
     def on_train_begin(self) -> None:
         super().on_train_begin()  # type: ignore[misc]
