@@ -18,6 +18,8 @@ _SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x
 _SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF)) | {0x2212: "-"}
 """Unicode spaces and minus, and zero-width characters, which are removed. The parsers' grammars have none of them."""
 _RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", r"(\d ?)?([¼½¾⅐-⅞])"))
+_THIN = re.compile(r"(?<![\d.\\])\d{1,3}(?:\\,\d{3})+(?!\d)")
+_NEGATIVE = re.compile(r"(?i)\b(?:negative|minus) (?=\d)")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
@@ -29,12 +31,17 @@ _SENTENCE_ENDS = re.compile(
     r"\n|(?<!\\)[.!?](?:\s|\**$)|。|\bI hope\b|,\s+(?:as|which|since|because|so|not|but|when|if|thus|rounded)\b"
 )
 _DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
+NO_UNIT = (
+    r"(?:plus|minus|squared|cubed|factorial|hundred|and\s+a\s+half|at\s+(?:least|most)"
+    r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand|million)ths|or\s+(?:more|less|fewer|greater|higher))\b"
+)
+"""Words after a number that change it."""
 _UNDECIDED = re.compile(
     r"(?i)\b(?:could|may|might|either|maybe|perhaps|possibly)\b[^.\n]*\d\W{0,3}(?:,|\bor\b)\W{0,3}(?:or\b\W{0,3})?\d[^.\n]*\W*\Z"
-    r"|(?:\b(?:not|(?:less|more|greater) than|twice|half of)\W{1,3}|不是\W{0,3})"
-    r"(?:\d[\d.,/]*\b|[\w\\{}^_/+-]+\$)[^\d\n]{0,40}\Z"
+    r"|(?:\b(?:not|negative|minus|(?:less|more|greater) than|twice|half of)\W{1,3}|不是\W{0,3})"
+    rf"(?:\d[\d.,/]*\b|[\w\\{{}}^_/+-]+\$)[^\d\n]{{0,40}}\Z|\d\W{{1,3}}{NO_UNIT}[^\d\n]{{0,40}}\Z"
 )
-"""A text that ends with several candidates ("5, 6 or 7") or with "not 7" or "less than 7"."""
+"""A text that ends with several candidates ("5, 6 or 7") or with "not 7", "less than 7" or "7 squared"."""
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
 """`[90]` at the end, but no interval or list."""
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
@@ -91,7 +98,11 @@ def in_tag(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
+    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ is 10^{5}, 2¾ is 2 3/4.
+
+    Also remove LaTeX's thin spaces between thousands, and write "negative 5" as -5.
+    """
+    text = _NEGATIVE.sub("-", _THIN.sub(lambda number: number[0].replace(r"\,", ""), text))
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     form = r"\frac{{{1}}}{{{2}}}", "{} {}/{}"
