@@ -148,6 +148,7 @@ H, MASK = torch.ones(2, 2), torch.ones(2, 2).bool()
     [
         (lambda: credit.grpo_advantages(torch.tensor(1.0)), "axis of answers"),
         (lambda: credit.grpo_advantages(torch.rand(65)), "one group of 65"),
+        (lambda: credit.grpo_advantages(torch.rand(4, 1)), r"shape \(4, 1\): groups of one.*x\.squeeze\(-1\)"),
         (lambda: credit.has_signal(torch.ones(4)), r"reward > 0\.5"),
         (lambda: credit.soft_overlong(torch.ones(2), limit=4, buffer=0), "0 < buffer <= limit"),
         (lambda: credit.soft_overlong(torch.ones(2), limit=4, buffer=5), "0 < buffer <= limit"),
