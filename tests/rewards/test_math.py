@@ -200,8 +200,8 @@ DIFFERENT = [
     (r"\boxed{2^{-60}}", "2^{-61}"), (r"\boxed{1:3:2}", "1:2:3"), (r"\boxed{5 squared}", "5"), ("5=6,7", "6,7"),
     (r"\boxed{2(3)}", "5"), (r"\boxed{2\frac12\pi}", r"\pi"), (r"\boxed{1,2,3}", "1:2:3"), ("$1:2:3$", "(1,2,3)"),
     (r"\boxed{5 hundred}", "5"), (r"\boxed{5 \text{ or more}}", "5"), (r"\boxed{5\text{ at least}}", "5"),
-    (r"\boxed{5 tenths}", "5"), ("So it is minus 5.", "5"),
-    (r"\boxed{5\text{ and a half}}", "5"), (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
+    (r"\boxed{5 tenths}", "5"), ("So it is minus 5.", "5"), (r"\boxed{5\text{ and a half}}", "5"),
+    (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
 ]  # fmt: skip
 NOTHING = [
     "", " ", r"\boxed{}", r"\boxed{5", r"\boxed{5} and \boxed{1", "<think>still thinking", r"<think>\boxed{5}</think>",

@@ -11,6 +11,7 @@ from unicodedata import normalize
 
 MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the named data sets has 200
 _CUT = re.compile(r"\A(?:.{,2000}?\n|.{,2000}?\. |.{,2000}? )", re.DOTALL)
+"""Where the end of a long text may begin: at a line, sentence or word, so that no formula is split."""
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
@@ -80,7 +81,9 @@ def find_answer(text: str) -> Answer | None:
         return Answer(found, marked=True)
     if not (text := text.strip()) or _UNDECIDED.search(text[-200:]):
         return None
-    return Answer(text, marked=True) if is_formula(text) else Answer(_tail(text), marked=False)
+    if is_formula(text):
+        return Answer(text, marked=True)
+    return Answer(_CUT.sub("", text[-MAX_LENGTH:]) if len(text) > MAX_LENGTH else text, marked=False)
 
 
 def find_gold(answer: str) -> Answer | None:
@@ -98,10 +101,7 @@ def in_tag(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ is 10^{5}, 2¾ is 2 3/4.
-
-    Also remove LaTeX's thin spaces between thousands, and write "negative 5" as -5.
-    """
+    """Write 10⁵ as 10^{5}, 2¾ as 2 3/4, `10\\,000` as 10000, "negative 5" as -5, and Unicode spaces in ASCII."""
     text = _NEGATIVE.sub("-", _THIN.sub(lambda number: number[0].replace(r"\,", ""), text))
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
@@ -177,11 +177,6 @@ def is_formula(text: str) -> bool:
 def _strip_marks(text: str) -> str:
     """Strip surrounding emphasis, quotation marks and punctuation."""
     return text.replace('\\"', '"').strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
-
-
-def _tail(text: str) -> str:
-    """Return the end of a long text, cut between lines, sentences or words so that no formula is split."""
-    return _CUT.sub("", text[-MAX_LENGTH:]) if len(text) > MAX_LENGTH else text
 
 
 def too_complex(text: str) -> bool:
