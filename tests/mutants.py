@@ -6,7 +6,8 @@
 The changes are made in the syntax tree: a comparison or an operator is swapped, a negation dropped, a number changed,
 two arguments or branches exchanged, a keyword argument left out, a call such as `.detach()` or `.clamp_min(1)` removed.
 Each is tested in a fork of a process that has imported what the tests need, with the tests that call the changed
-function, quick ones first. The exit code is 1 if a change survives that is not in equivalent_mutants.txt.
+function, quick ones first. The exit code is 1 if a change survives that is not in equivalent_mutants.txt, or
+if an entry of that file is stale: there is no such change any more.
 """
 
 import ast
@@ -179,7 +180,7 @@ def main(words: list[str]) -> int:
     for name in [x for x in sys.modules if re.match(r"(dew|tests|conftest|groups|oracles)\b|test_", x)]:
         del sys.modules[name]
     calls = trace()
-    running, survivors, count = dict[int, str](), list[str](), 0
+    running, survivors, count, stale = dict[int, str](), list[str](), 0, set(EQUIVALENT)
 
     def finish() -> None:
         pid, status = os.wait()
@@ -197,10 +198,13 @@ def main(words: list[str]) -> int:
                 count, running[start(source, tree, tests)] = count + 1, name
                 if len(running) == len(os.sched_getaffinity(0)):
                     finish()
+            stale.discard(f"{source.relative_to(DEW)}:{change.partition(':')[2]}")
     while running:
         finish()
+    for name in sorted(stale):
+        print(f"stale     {name}")
     print(f"{count} changes, {len(survivors)} survive")
-    return int(bool(survivors))
+    return int(bool(survivors or stale))
 
 
 if __name__ == "__main__":

@@ -64,6 +64,10 @@ def check_present(values: Tensor, present: Tensor | None) -> Tensor:
         remedy = "Reshape to (P, G, T), or group rows with Rollouts.from_rows; for one such group, pass x[None]."
         raise ShapeError(Problem(what, "Answers are compared within the group of their prompt.", remedy))
     if present is None:
+        if values.ndim > 1 and values.shape[-1] == 1 and len(values) > 1:
+            what = f"reward has shape {tuple(values.shape)}: groups of one answer, with no other to compare it with."
+            remedy = "For one group, pass x.squeeze(-1). For groups of one, pass present=torch.ones_like(x).bool()."
+            raise ShapeError(Problem(what, remedy=remedy))
         present = torch.ones_like(values, dtype=torch.bool)
     check_bool("present", present, "True where the group has an answer")
     check_shape("present", present, values.shape, "answer (*P, G)")
@@ -81,7 +85,8 @@ def check_finite(name: str, values: Tensor, counted: Tensor) -> None:
 
 def check_tokens(correct: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Check verdicts (*P, G), entropies and mask (*P, G, T); live entropies must be finite and not negative."""
-    check_answers(correct, None)
+    check_tensors(correct=correct)
+    check_answers(correct, torch.ones_like(correct, dtype=torch.bool))
     mask = check_live_entropy(entropy, mask)
     check_shape("correct", correct, mask.shape[:-1], "answer (*P, G)")
     return mask

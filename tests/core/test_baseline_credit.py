@@ -1,5 +1,6 @@
 """GRPO, Dr. GRPO, DAPO's filter and penalties, forking tokens, the entropy-shaped advantage."""
 
+from functools import partial
 from inspect import signature
 
 import pytest
@@ -148,14 +149,13 @@ H, MASK = torch.ones(2, 2), torch.ones(2, 2).bool()
     [
         (lambda: credit.grpo_advantages(torch.tensor(1.0)), "axis of answers"),
         (lambda: credit.grpo_advantages(torch.rand(65)), "one group of 65"),
+        (lambda: credit.grpo_advantages(torch.rand(4, 1)), r"shape \(4, 1\): groups of one.*x\.squeeze\(-1\)"),
         (lambda: credit.has_signal(torch.ones(4)), r"reward > 0\.5"),
-        (lambda: credit.soft_overlong(torch.ones(2), limit=4, buffer=0), "0 < buffer <= limit"),
-        (lambda: credit.soft_overlong(torch.ones(2), limit=4, buffer=5), "0 < buffer <= limit"),
+        *((partial(credit.soft_overlong, torch.ones(2), limit=4, buffer=b), "0 < buffer <= limit") for b in (0, 5)),
         (lambda: credit.group_overlong(torch.ones(3), bools(YES, NO)), "lengths has shape"),
         (lambda: credit.group_overlong(torch.ones(2), bools(YES, NO), gamma=0.4), "easy and hard at once"),
         (lambda: credit.group_overlong(torch.ones(2), bools(YES, NO), gamma=1.1), "gamma=1.1"),
-        (lambda: credit.forking_mask(H, MASK, keep=0), "0 < keep <= 1"),
-        (lambda: credit.forking_mask(H, MASK, keep=1.5), "0 < keep <= 1"),
+        *((partial(credit.forking_mask, H, MASK, keep=keep), "0 < keep <= 1") for keep in (0, 1.5)),
         (lambda: credit.entropy_advantages(torch.ones(3), H, MASK), "advantages has shape"),
         (lambda: credit.entropy_advantages(torch.ones(2), H, MASK, kappa=1), "kappa > 1"),
         (lambda: credit.entropy_advantages(torch.ones(2), -H, MASK), "never negative"),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import oracles
 from dew import DewError
-from dew.losses import policy_loss
+from dew.losses import UNBOUNDED, policy_loss
 from groups import pad
 
 RATIO = st.sampled_from(["token", "sequence_mean", "sequence_geometric"])
@@ -171,6 +171,14 @@ def test_gradient_of_the_surrogate_is_minus_w_times_a():
 
 
 # ---- edges -------------------------------------------------------------------------------------
+@pytest.mark.parametrize("surrogate", ["clip", "cispo", "sapo", "geo_mean", "dppo_tv", "dppo_kl"])
+@pytest.mark.parametrize("A", [-0.5, 0.5])
+def test_the_unbounded_surrogates_grow_with_the_ratio(surrogate, A):
+    logp = torch.full((1, 1), -20.0, requires_grad=True)  # w = e^10, and both probabilities are near 0
+    policy_loss(logp, torch.full((1, 1), -30.0), torch.tensor([A]), logp < 0, surrogate=surrogate)[0].backward()
+    assert (logp.grad.abs() > 100).item() == (UNBOUNDED.get(surrogate, -math.inf) > A)
+
+
 def test_empty_mask_gives_a_differentiable_zero():
     leaf = torch.full((2, 3), float("nan"), requires_grad=True)
     for reduce in ("tokens", "sequences"):
@@ -202,8 +210,7 @@ def test_half_precision_is_computed_in_float32():
         ({"advantages": [1.0, 0.0]}, "advantages is of type list"),
         ({"ratio": "geometric"}, "token, sequence_mean, sequence_geometric"),
         ({"reduce": "mean"}, "tokens, sequences"),
-        ({"clip_low": -0.2}, "0 <= clip_low <= 1"),
-        ({"clip_low": 1.5}, "0 <= clip_low <= 1"),
+        *(({"clip_low": low}, "0 <= clip_low <= 1") for low in (-0.2, 1.5)),
         ({"tau_neg": 0.0}, "must be above 0"),
         ({"kl_coef": 0.1}, "without ref_logp"),
         ({"ref_logp": OLD[:1]}, r"ref_logp has shape \(1, 2\)"),

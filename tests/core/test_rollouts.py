@@ -80,6 +80,7 @@ MASK, REWARD = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=[0, 1]), r"reward is of type list.*as_tensor\(reward\)"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK[0], reward=REWARD), r"expected \(B, T\)"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=torch.zeros(3)), r"reward has shape \(3,\), expected"),
+        (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD[:, None]), r"shape \(2, 1\), expected \(B,\)"),
         (
             lambda: Rollouts.from_rows("ab", mask=MASK.cumsum(0) == 1, reward=REWARD),
             r"'b' has no live.*\(1 such groups",

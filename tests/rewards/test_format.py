@@ -17,16 +17,11 @@ from dew.rewards.verifiers import boxed_format, think_answer_format, think_forma
         ("<think>a</think>\n<answer>\n4\n</answer>\n", 1, 1),
         ("<think>a</think><answer> </answer>", 1, 0),
         ("<think>a</think><answer>4</answer> bye", 1, 0),
-        ("<think>a</think>", 0, 0),
-        ("<think>a", 0, 0),
-        ("a</think> b", 0, 0),
-        ("hm <think>a</think> b", 0, 0),
-        ("<think>a<think>b</think></think> c", 0, 0),
-        ("<think>a</think> b <think>c</think> d", 0, 0),
-        ("<answer>4</answer>", 0, 0),
-        ("", 0, 0),
+        *((text, 0, 0) for text in
+          ("<think>a</think>", "<think>a", "a</think> b", "hm <think>a</think> b", "<answer>4</answer>", "",
+           "<think>a<think>b</think></think> c", "<think>a</think> b <think>c</think> d")),
     ],
-)
+)  # fmt: skip
 def test_formats(text: str, thinks: float, answers: float):
     assert think_format([text]) == [thinks]
     assert think_answer_format([[{"role": "assistant", "content": text}]]) == [answers]

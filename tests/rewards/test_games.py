@@ -28,16 +28,12 @@ def test_countdown_accepts_every_way_to_the_target():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("3+5=7;7*2=16", "steps that do not hold"),
-        ("3+5=8;8+2=10", "wrong target"),
-        ("3+5=8", "a number left over"),
-        ("3+5=8;8*2=16;16*1=16", "a number that was not given"),
-        ("3+5=8;8+8=16", "a result used twice"),
-        ("3+5=8;3*5=15", "numbers used twice"),
-        ("8*2=16", "the result of a step that was never made"),
+        ("3+5=7;7*2=16", "steps that do not hold"), ("3+5=8;8+2=10", "wrong target"), ("3+5=8", "a number left over"),
+        ("3+5=8;8*2=16;16*1=16", "a number that was not given"), ("3+5=8;8+8=16", "a result used twice"),
+        ("3+5=8;3*5=15", "numbers used twice"), ("8*2=16", "the result of a step that was never made"),
         ("8*2=16;3+5=8", "steps in the wrong order"),
     ],
-)
+)  # fmt: skip
 def test_countdown_rejects(text: str, why: str):
     assert check(text, [2, 3, 5], 16).status == "wrong", why
 
@@ -74,29 +70,19 @@ def test_gold_columns_may_be_numbers_or_text():
         ("<answer>44 + 54</answer>", "wrong"),  # 98, with a number that was not given
         ("<answer>44 + 19 + 35 + 0</answer>", "wrong"),
         ("<answer>44 * 19 - 35</answer>", "wrong"),
-        ("<answer>__import__('os')</answer>", "unparsable"),
-        ("<answer>44 / (19 - 19)</answer>", "unparsable"),
-        ("<answer>44 + </answer>", "unparsable"),
-        ("<answer>(44 + 19 + 35</answer>", "unparsable"),
-        ("<answer>2**99999999</answer>", "unparsable"),
-        ("I give up", "unparsable"),
+        *((text, "unparsable") for text in
+          ("<answer>__import__('os')</answer>", "<answer>44 / (19 - 19)</answer>", "<answer>44 + </answer>",
+           "<answer>(44 + 19 + 35</answer>", "<answer>2**99999999</answer>", "I give up")),
     ],
-)
+)  # fmt: skip
 def test_tinyzero_countdown(text: str, status: str):
     assert equation.check(text, numbers=[44, 19, 35], answer="98").status == status
 
 
-@pytest.mark.parametrize(
-    ("text", "status"),
-    [
-        ("47 + 85 = 132.", "correct"),
-        ("The sum of 47 and 85 is 0,132", "correct"),
-        ("132, because 47 + 85", "wrong"),  # the last number is 85
-        ("one hundred", "unparsable"),
-    ],
-)
-def test_the_last_number_is_the_sum(text: str, status: str):
-    assert verifier("sums").check(text, answer="132").status == status
+def test_the_last_number_is_the_sum():
+    texts = "47 + 85 = 132.", "The sum of 47 and 85 is 0,132", "132, because 47 + 85", "one hundred"
+    statuses = [verifier("sums").check(text, answer="132").status for text in texts]
+    assert statuses == ["correct", "correct", "wrong", "unparsable"]  # the last number of the third is 85
 
 
 def test_division_is_exact():

@@ -139,6 +139,11 @@ SAME = [
     (r"\boxed{5 Km}", "5"), (r"\boxed{3/4 of a cup}", "3/4"), (r"\boxed{5元}", "5"), ("3 p.m.", "15:00"),
     (r"\boxed{1 \text{ Or } 2}", "1,2"), (r"\boxed{\displaystyle{(1,2]}}", "(1,2]"), (r"\boxed{= 5\square}", "5"),
     (r"\boxed{1.234,5}", "1234.5"), (r"\boxed{\frac{100}{3}\%}", r"33\frac13\%"),
+    # products, mixed numbers, thin spaces, ratios, degrees, minus and sets in words
+    (r"\boxed{2(3)}", "6"), (r"\boxed{10 - 4(5)\left(6\right)}", "-110"), (r"\boxed{2^3 5^2}", "200"),
+    (r"\boxed{2\frac12\pi}", r"\frac{5\pi}{2}"), (r"\boxed{10\,000\pi}", r"10000\pi"),
+    ("The ratio is $1:2:3$.", "1:2:3"), (r"\boxed{90^o}", "90"), (r"\boxed{\sin 30^{o}}", r"\frac12"), ("90º", "90"),
+    ("The answer is negative 5.", "-5"), (r"\boxed{\text{all real numbers}}", r"(-\infty,\infty)"),
     # prose, and gold answers in a list or a tag
     ("So it costs \\$18.50.", "18.5"), ("So it is 2½ cups.", "5/2"), ("It is now −5 degrees.", "-5"),
     (r"\boxed{\frac12}", [r"\frac{1}{2}"]), (r"\boxed{3,4}", ["3", "4"]), (r"\boxed{3}", "<answer> 3 </answer>"),
@@ -193,7 +198,10 @@ DIFFERENT = [
     (r"\boxed{5 degrees}", "-5 degrees"), (r"\boxed{\sqrt\frac{2}{3}}", r"\frac23"), ("So it is 2 1/2 cups.", "3/2"),
     (r"\boxed{√½}", "1/2"), (r"\boxed{\frac112}", "1/12"), (r"\boxed{2(\frac12)}", "5/2"), (r"\boxed{-2,1½}", "-2,1"),
     (r"\boxed{2^{-60}}", "2^{-61}"), (r"\boxed{1:3:2}", "1:2:3"), (r"\boxed{5 squared}", "5"), ("5=6,7", "6,7"),
-    (r"\boxed{5\text{ and a half}}", "5"), (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
+    (r"\boxed{2(3)}", "5"), (r"\boxed{2\frac12\pi}", r"\pi"), (r"\boxed{1,2,3}", "1:2:3"), ("$1:2:3$", "(1,2,3)"),
+    (r"\boxed{5 hundred}", "5"), (r"\boxed{5 \text{ or more}}", "5"), (r"\boxed{5\text{ at least}}", "5"),
+    (r"\boxed{5 tenths}", "5"), ("So it is minus 5.", "5"), (r"\boxed{5\text{ and a half}}", "5"),
+    (r"\boxed{\frac12}", r"x=\frac12, x=\frac{-1\pm\sqrt{13}}{4}"),
 ]  # fmt: skip
 NOTHING = [
     "", " ", r"\boxed{}", r"\boxed{5", r"\boxed{5} and \boxed{1", "<think>still thinking", r"<think>\boxed{5}</think>",
@@ -209,6 +217,7 @@ NO_CHOICE = [
     ("It could be 5, 6, 7.", "7"), ("It is either 5 or 7.", "7"), ("So the answer is not 12, as required.", "12"),
     ("It is less than 5.", "5"), ("It is not $\\frac12$.", "0.5"), (r"\boxed{\ge\frac{3}{4}}", "3/4"),
     (r"\boxed{\frac{3}{4} \cup 2}", "3/4"), (r"\boxed{1/0}", "0"),
+    *((answer, "5") for answer in (r"\boxed{2 3}", r"\boxed{2\,3}", "It takes 5 hundred.", "It has 5 or more.")),
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from unicodedata import normalize
 
 MAX_LENGTH = 4_000  # characters of an answer; the longest gold answer in the named data sets has 200
 _CUT = re.compile(r"\A(?:.{,2000}?\n|.{,2000}?\. |.{,2000}? )", re.DOTALL)
+"""Where the end of a long text may begin: at a line, sentence or word, so that no formula is split."""
 MAX_BOXES = 20  # consecutive boxes that form one answer
 MAX_DEPTH = 40  # nested brackets
 
@@ -18,6 +19,8 @@ _SPACES: dict[int, str | None] = {code: " " for code in (0xA0, *range(0x2000, 0x
 _SPACES |= dict.fromkeys((0xAD, *range(0x200B, 0x2010), 0x2060, 0xFEFF)) | {0x2212: "-"}
 """Unicode spaces and minus, and zero-width characters, which are removed. The parsers' grammars have none of them."""
 _RAISED, _LOWERED, _FRACTION = map(re.compile, ("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", "[₀₁₂₃₄₅₆₇₈₉]+", r"(\d ?)?([¼½¾⅐-⅞])"))
+_THIN = re.compile(r"(?<![\d.\\])\d{1,3}(?:\\,\d{3})+(?!\d)")
+_NEGATIVE = re.compile(r"(?i)\b(?:negative|minus) (?=\d)")
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])")
 _BETWEEN_BOXES = re.compile(r"\\text|\\quad|\\qquad|\\[,;! ]|\b(?:and|or)\b|[\s,;.:${}&]")
@@ -29,12 +32,17 @@ _SENTENCE_ENDS = re.compile(
     r"\n|(?<!\\)[.!?](?:\s|\**$)|。|\bI hope\b|,\s+(?:as|which|since|because|so|not|but|when|if|thus|rounded)\b"
 )
 _DISPLAY = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]", re.DOTALL)
+NO_UNIT = (
+    r"(?:plus|minus|squared|cubed|factorial|hundred|and\s+a\s+half|at\s+(?:least|most)"
+    r"|(?:four|fif|six|seven|eigh|nin|ten|hundred|thousand|million)ths|or\s+(?:more|less|fewer|greater|higher))\b"
+)
+"""Words after a number that change it."""
 _UNDECIDED = re.compile(
     r"(?i)\b(?:could|may|might|either|maybe|perhaps|possibly)\b[^.\n]*\d\W{0,3}(?:,|\bor\b)\W{0,3}(?:or\b\W{0,3})?\d[^.\n]*\W*\Z"
-    r"|(?:\b(?:not|(?:less|more|greater) than|twice|half of)\W{1,3}|不是\W{0,3})"
-    r"(?:\d[\d.,/]*\b|[\w\\{}^_/+-]+\$)[^\d\n]{0,40}\Z"
+    r"|(?:\b(?:not|negative|minus|(?:less|more|greater) than|twice|half of)\W{1,3}|不是\W{0,3})"
+    rf"(?:\d[\d.,/]*\b|[\w\\{{}}^_/+-]+\$)[^\d\n]{{0,40}}\Z|\d\W{{1,3}}{NO_UNIT}[^\d\n]{{0,40}}\Z"
 )
-"""A text that ends with several candidates ("5, 6 or 7") or with "not 7" or "less than 7"."""
+"""A text that ends with several candidates ("5, 6 or 7") or with "not 7", "less than 7" or "7 squared"."""
 _LAST_BRACKET = re.compile(r"(?<![\w\\\[\]])\[\s*([^\[\],]{1,100})\s*\]\W*\Z")
 """`[90]` at the end, but no interval or list."""
 _COMMAND = re.compile(r"\\[a-zA-Z]+|\\.")
@@ -73,7 +81,9 @@ def find_answer(text: str) -> Answer | None:
         return Answer(found, marked=True)
     if not (text := text.strip()) or _UNDECIDED.search(text[-200:]):
         return None
-    return Answer(text, marked=True) if is_formula(text) else Answer(_tail(text), marked=False)
+    if is_formula(text):
+        return Answer(text, marked=True)
+    return Answer(_CUT.sub("", text[-MAX_LENGTH:]) if len(text) > MAX_LENGTH else text, marked=False)
 
 
 def find_gold(answer: str) -> Answer | None:
@@ -91,7 +101,8 @@ def in_tag(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Replace Unicode spaces, minus, superscripts, subscripts and fractions: 10⁵ is 10^{5}, 2¾ is 2 3/4."""
+    """Write 10⁵ as 10^{5}, 2¾ as 2 3/4, `10\\,000` as 10000, "negative 5" as -5, and Unicode spaces in ASCII."""
+    text = _NEGATIVE.sub("-", _THIN.sub(lambda number: number[0].replace(r"\,", ""), text))
     text = _RAISED.sub(lambda found: f"^{{{normalize('NFKC', found[0])}}}", text.translate(_SPACES))
     text = _LOWERED.sub(lambda found: f"_{{{normalize('NFKC', found[0])}}}", text)
     form = r"\frac{{{1}}}{{{2}}}", "{} {}/{}"
@@ -166,11 +177,6 @@ def is_formula(text: str) -> bool:
 def _strip_marks(text: str) -> str:
     """Strip surrounding emphasis, quotation marks and punctuation."""
     return text.replace('\\"', '"').strip().strip('*`"“”').strip().rstrip(".,;:!").strip()
-
-
-def _tail(text: str) -> str:
-    """Return the end of a long text, cut between lines, sentences or words so that no formula is split."""
-    return _CUT.sub("", text[-MAX_LENGTH:]) if len(text) > MAX_LENGTH else text
 
 
 def too_complex(text: str) -> bool:

@@ -114,14 +114,6 @@ equation = Verifier("equation", ("numbers", "answer"), check_equation)
 Entry = dict[str, Any]
 
 
-def _same(answer: str, entry: Entry) -> float:
-    return float(answer == entry["answer"].strip())
-
-
-def _listed(answer: str, entry: Entry) -> float:
-    return float(answer in {text.strip() for text in entry["metadata"]["valid_answers"]})
-
-
 def _equation(answer: str, entry: Entry) -> float:
     facts = entry["metadata"]
     target = facts.get("target", 24)
@@ -129,10 +121,13 @@ def _equation(answer: str, entry: Entry) -> float:
 
 
 OWN: dict[str, Callable[[str, Entry], float]] = {
-    **dict.fromkeys(("string_insertion", "spiral_matrix", "binary_matrix"), _same),
-    "n_queens": _listed,
+    **dict.fromkeys(
+        # the original of the last accepts any text if the answer is "True" or "False"
+        ("string_insertion", "spiral_matrix", "binary_matrix", "game_of_life_halting"),
+        lambda answer, entry: float(answer == entry["answer"].strip()),
+    ),
+    "n_queens": lambda answer, entry: float(answer in map(str.strip, entry["metadata"]["valid_answers"])),
     **dict.fromkeys(("countdown", "puzzle24"), _equation),
-    "game_of_life_halting": _same,  # the original accepts any text if the answer is "True" or "False"
 }
 """dew's replacements for scorers of reasoning-gym."""
 REFUSED = ("polynomial_multiplication", "simple_integration", "intermediate_integration")

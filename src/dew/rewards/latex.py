@@ -14,7 +14,7 @@ from typing import Any
 import math_verify.parser as mv_parser
 import sympy
 from latex2sympy2_extended import latex2sympy, math_normalization, normalize_latex
-from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, _Latex2Sympy
 from latex2sympy2_extended.logic import And
 from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
 from sympy.parsing import sympy_parser
@@ -25,8 +25,9 @@ from dew.rewards.verifiers import Status
 from dew.rewards.worker import fork_workers
 
 LATEX, PROSE = LatexExtractionConfig(), ExprExtractionConfig()
-_from_latex = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
+_latex2sympy = partial(latex2sympy, conversion_config=ConversionConfig(lowercase_symbols=False))
 """math-verify's default converts symbols to lower case: R - r becomes 0."""
+_convert_neighbours = _Latex2Sympy.convert_postfix_list
 
 WARM_UP = (
     (r"\frac{1}{2} + x", True, r"x + \sqrt{4}/4"),
@@ -68,6 +69,31 @@ def handle(request: dict[str, Any]) -> tuple[Status, str | None]:
         return "unparsable", None
 
 
+def _neighbours(self: Any, parts: list[Any], i: int = 0) -> Any:
+    """Convert formulas without a sign between them: 2½ is a sum and 2(3) a product, but 2 3 is no number. To
+    latex2sympy, each is a sum, and 2½π is π."""
+    this, following = (part.getText() for part in parts[i : i + 2]) if i + 1 < len(parts) else ("", "")
+    if _DIGITS.fullmatch(this) and following[:1].isdigit():
+        raise ValueError("two numbers without a sign between them")
+    mixed = this.isdigit() and following.startswith(r"\frac")
+    first = _convert_neighbours(self, parts[i : i + 2]) if mixed else self.convert_postfix(parts[i])
+    if (end := i + 1 + mixed) == len(parts):
+        return first
+    rest = _neighbours(self, parts, end)
+    if isinstance(first, list):  # d/dx
+        return sympy.Derivative(rest, *first)
+    matrices = any(isinstance(x, sympy.MatrixBase) for x in (first, rest))
+    return self.mat_mul_flat(first, rest) if matrices else self.mul_flat(first, rest)
+
+
+def _from_latex(text: str, **settings: Any) -> Any:
+    """Parse LaTeX. A ratio such as 1:2:3, which is 1/6 to latex2sympy, becomes a tuple that differs from a list."""
+    ratio = text.rpartition("=")[2]
+    if ratio.count(":") < 2 or "," in ratio:
+        return _latex2sympy(text, **settings)
+    return sympy.Tuple(sympy.Symbol(":"), *_latex2sympy(f"({ratio.replace(':', ',')})", **settings))
+
+
 @lru_cache(maxsize=64)
 def _parse_arithmetic(text: str) -> Any:
     """Parse arithmetic in prose, such as `3 * (4 + 5)`, with the LaTeX parser."""
@@ -89,6 +115,7 @@ def _parse_atom(text: str, *_: Any, **__: Any) -> Any:
     raise sympy.SympifyError(text)
 
 
+_Latex2Sympy.convert_postfix_list = _neighbours
 mv_parser.latex2sympy = _from_latex
 mv_parser.parse_expr_cached = _parse_arithmetic
 sympy_parser.parse_expr = _parse_atom  # called by sympify, to which latex2sympy passes every number

@@ -7,7 +7,7 @@ import re
 from decimal import Decimal
 from fractions import Fraction
 
-from dew.rewards.extract import in_braces, is_formula
+from dew.rewards.extract import NO_UNIT, in_braces, is_formula
 
 DECIMALS = 6  # decimals to which a rounded answer must agree: 0.333333 equals 1/3, 0.33 does not
 CHOICES = "ABCDEFGHIJ"
@@ -174,13 +174,12 @@ UNITS = (
 )
 """Words that are always units, unlike a single letter, `ab` or `xyz`, which may be variables."""
 _UNIT_LETTER = "[mgshtdlLNJWVAKCFT]"
-_NO_UNIT = r"(?:minus|squared|cubed|factorial|and\s+a\s+half)\b"
 _UNIT = re.compile(
     r"(?:\\?\$|[€£¥~≈\s]|\\approx|Rs\.?(?=\W)|(?:USD|EUR|GBP|INR|about|approximately)\b)*"
     r"(?P<number>[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?|[-+]?\d{0,9}\s*\\[dt]?frac(?:\{\d+\}\{\d+\}|\d\d))\s*"
     r"(?P<percent>\\?%|percent(?:age)?\b|pct\b)?"
     rf"(?:\\(?:text|mathrm|mbox|textbf)\s*\{{(?![\s~]*(?!{_UNIT_LETTER})[a-zA-Z]\s*\}})[^{{}}]*\}}"
-    rf"|{UNITS}|(?<=\s)(?:of(?:\s+the|\s+an?)?(?=\s)|(?!{_NO_UNIT})[^\W\d_]{{4,}}+)|[^\x00-\x7f\W\d_]{{2,}}+|[一-鿿]|(?:USD|EUR|GBP|INR)\b"
+    rf"|{UNITS}|(?<=\s)(?:of(?:\s+the|\s+an?)?(?=\s)|(?!{NO_UNIT})[^\W\d_]{{4,}}+)|[^\x00-\x7f\W\d_]{{2,}}+|[一-鿿]|(?:USD|EUR|GBP|INR)\b"
     r"|\\[ ,;]|[°€£¥¢²³]|[\s./^{}~]|\^\{?[23]\}?|\\circ)*+"
 )
 """A number followed only by words, currency signs and their powers. Possessive quantifiers: no backtracking."""
@@ -202,8 +201,8 @@ _NEXT = re.compile(r",\s+(?:and\s+)?|,(?!\d{3}(?!\d))|\s+and\s+")
 _SYMBOL = r"[^\W\d_]|\\(?:pi|theta|alpha|beta)(?![a-zA-Z])|\\[dtc]?frac\s*(?:\d\s*\d|\{[^{}]*\}\s*\{[^{}]*\})"
 _ARGUMENT = re.compile(rf"(\^|\\mathbb|\\[dtc]?frac\s*(?:\d|\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}})?)\s*({_SYMBOL})")
 """`\\frac\\pi4`, which math-verify would split into `\\frac{\\}{p}i4`, and `\\frac{1}x`."""
-_FACTOR = re.compile(r"(\\[dtc]?frac\s*\d\s*\d(?=\d)|(?<![\w^.])\d+\s*(?=(?:\\left\s*)?\(\s*\\[dtc]?frac))")
-"""`\\frac11` before a 2 and 2 before `(\\frac13)`, which are 1/12 and a mixed number to math-verify."""
+_FACTOR = re.compile(r"(\\[dtc]?frac\s*\d\s*\d(?=\d))")
+"""`\\frac11` before a 2, which is 1/12 to math-verify."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\})(?:\\!\s?)?\d{3})+(?![\d,])")
 _LETTER = re.compile(r"\\(?:mathrm|text|operatorname|mathit|rm)\s*\{\s*([a-zA-Z])\s*\}")
 _LETTER_UNIT = re.compile(
@@ -231,18 +230,20 @@ _OR, _AND = (
 )
 _POINT = re.compile(r"\A[A-Z]\s*(?=(?:\\left\s*)?\([^()]*,[^()]*\)\Z)")
 """The name of a point before its coordinates."""
-_NOTHING = ("no solution", "no real solution", "empty set")
+_SETS = dict.fromkeys(("no solution", "no real solution", "empty set"), r"\emptyset")
+_SETS |= dict.fromkeys(("all real numbers", "all reals", "real numbers"), r"\mathbb{R}")
 _SCALES = {"thousand": 3, "million": 6, "billion": 9}
 _SET_BUILDER = re.compile(r"\\\{\s*[a-zA-Z](?:\s*\\in\s*\\mathbb\s*\{?R\}?)?\s*(?:\\mid|[:|])(.*)\\\}", re.DOTALL)
 _UNION = re.compile(r"(?<=[\])}])\s*U\s*(?=\\?[\[({])")
 _SIGNS = str.maketrans(
     {"–": "-", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "∗": r"\cdot ", "π": r"\pi ", "√": r"\sqrt ",
      "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ",
-     "∅": r"\emptyset ", "°": r"^\circ ", "θ": r"\theta ", "％": r"\%",
+     "∅": r"\emptyset ", "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "θ": r"\theta ", "％": r"\%",
      "±": r"\pm ", "，": ",", "（": "(", "）": ")", "⁄": "/", "~": " ", "∨": r"\lor ", "∧": r"\land "}
 )  # fmt: skip
 _SYNONYMS = {r"\degree": r"^\circ ", r"\varnothing": r"\emptyset", r"\langle": "(", r"\rangle": ")",
-             r"\left\{": r"\{", r"\right\}": r"\}", r"\lbrace": r"\{", r"\rbrace": r"\}", "{:}": ":"}  # fmt: skip
+             r"\left\{": r"\{", r"\right\}": r"\}", r"\lbrace": r"\{", r"\rbrace": r"\}", "{:}": ":",
+             "^o": r"^\circ ", "^{o}": r"^\circ "}  # fmt: skip
 
 
 def same_list(answer: str, gold: str) -> bool:
@@ -271,7 +272,7 @@ def _quantities(text: str) -> list[tuple[Fraction, int]]:
 def unwrap(text: str) -> str:
     """Remove command and braces around a formula: `\\mathbf{6-5i}`, `\\text{p - q}`, `{(3,4]}`. Words keep theirs,
     unless there is a number among them: `3 \\text{ hours 20 minutes}` is not 3."""
-    text = _TEXT.sub(lambda words: words[1] if re.search(rf"(?<![\w^])(?:\d|{_NO_UNIT})", words[1]) else words[0], text)
+    text = _TEXT.sub(lambda words: words[1] if re.search(rf"(?<![\w^])(?:\d|{NO_UNIT})", words[1]) else words[0], text)
     text = _DECORATION.sub("", text).strip()
     command = re.match(r"(?:\\(?:math(?:bf|rm|it)|text(?:bf|rm|it)?|mbox))?(?=\s*\{)", text)
     inner, end = (command and in_braces(text, command.end())) or ("", 0)
@@ -289,8 +290,8 @@ def alternatives(text: str) -> list[str]:
         found.append(number + (r"\%" if unit["percent"] else ""))
         if scale := re.match(r"\W*(?:text\{\s*)?(thousand|million|billion)", right[unit.end("number") :]):
             found.append(rf"{number} \cdot 10^{_SCALES[scale[1]]}")
-    if words(text) in _NOTHING:
-        found.append(r"\emptyset")
+    if named := _SETS.get(words(text) or ""):
+        found.append(named)
     if re.fullmatch(r"-?\d+(?:[. ]\d{3})*,\d+", text) and not re.fullmatch(r"-?\d{1,3}(,\d{3})+", text):
         found.append(re.sub(r"[. ]", "", text).replace(",", "."))
     if power := re.fullmatch(r"(-?\d+(?:\.\d+)?)[eE]([+-]?\d{1,3})", text):
@@ -315,8 +316,6 @@ def clean(text: str) -> str:
     text = _MINUS_POWER.sub(r"^{\1}", _LETTER_UNIT.sub("", text))
     # math-verify would remove \mathrm{e} from 1 - 1/\mathrm{e} as a unit, leaving 1.
     text = _NAMES.sub(r"\\\1", _LETTER.sub(r"\1", text))
-    if (ratio := text.rpartition("=")[2]).count(":") > 1 and "," not in ratio:  # 1:2:3 is not 1/6
-        text = f"({ratio.replace(':', ',')})"
     if builder := _SET_BUILDER.fullmatch(text):
         text = builder[1]
     text = _AND.sub(r" \\land ", _OR.sub(r" \\lor ", _UNION.sub(r"\\cup ", text)))

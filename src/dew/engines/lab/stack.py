@@ -75,7 +75,7 @@ class Stack:
             "entropy": (answers.entropy * mask).sum((1, 2)) / mask.sum((1, 2)),
             "length/mean": mask.sum((1, 2)) / s.answers,
             "credit/flipped_share": flipped.sum((1, 2, 3)) / live.sum((1, 2)).clamp_min(1),
-            "groups/mixed_share": has_signal(correct).float().mean(1),
+            "groups/mixed_share": has_signal(correct, torch.ones_like(correct)).float().mean(1),
             "length/truncated_share": mask.all(-1).float().mean(1),
             "sampling/logp_difference": drift,
             "grad_norm": norm,
@@ -209,7 +209,7 @@ def group_records(
     if signal.any():  # the others do not train
         shaped[signal] = algorithm.rewards(Rollouts(**{name: x[signal] for name, x in given.items()})).float()
     correct, extra = algorithm.correct(rollouts), algorithm.extra(rollouts)
-    plain = grpo_advantages(rows["reward"] + extra)
+    plain = grpo_advantages(rows["reward"] + extra, rollouts.present)
     by_token = {"entropy": rows["entropy"], "logp": rows["logp"], "shaped": shaped, "advantage": rows["advantages"]}
     found = []
     for p in (~signal).int().argsort(stable=True)[:RECORDED].tolist():
