@@ -127,8 +127,10 @@ def _join(parts: list[Batch], fills: dict[str, float]) -> Batch:
 
 # ── what TRL samples from ───────────────────────────────────────────────────────────────────────────────────
 @contextmanager
-def loading_by_name(model: Any) -> Iterator[None]:
-    """TRL loads the tokenizer and, with beta, the reference policy by the name of the model: explain if it has none."""
+def construction(model: Any, args: Any) -> Iterator[None]:
+    """Tell the config that its trainer is dew's. TRL loads the tokenizer and, with beta, the reference policy by the
+    name of the model: explain if it has none."""
+    args.for_dew = True
     try:
         yield
     except OSError:
@@ -137,6 +139,8 @@ def loading_by_name(model: Any) -> Iterator[None]:
         what = "model: it has no name, by which TRL loads the tokenizer and, with beta (kl_coef), the reference policy."
         remedy = "Pass processing_class=TOKENIZER. With beta, save the model to a folder, and pass that folder."
         raise ConfigError(Problem(what, remedy=remedy)) from None
+    finally:
+        args.for_dew = False
 
 
 def check_inputs(trainer: Any) -> None:

@@ -77,7 +77,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         if args.use_vllm and args.vllm_mode == "server":
             logger.info("waiting up to %g s (vllm_server_timeout) for the vLLM server.", args.vllm_server_timeout)
-        with rollout.loading_by_name(model):
+        with rollout.construction(model, args):
             super().__init__(model, limited, args, train_dataset, *others, **settings)
         rollout.check_inputs(self)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11
