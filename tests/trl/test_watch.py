@@ -185,9 +185,9 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="not a GRPOTrainer") as error:
         dew.watch(tiny.model())
     assert "unsloth" not in str(error.value)
-    with pytest.raises(ConfigError, match="a GRPOTrainer ignores algorithm='gtpo'"):
-        args = tiny.config(tmp_path, algorithm="gtpo")
-        dew.watch(GRPOTrainer(tiny.model(), tiny.has_a, args, tiny.prompts(), processing_class=tiny.tokenizer()))
+    args = tiny.trainer(tmp_path, algorithm="gtpo").args
+    with pytest.raises(ConfigError, match="A GRPOTrainer ignores algorithm='gtpo'"):
+        GRPOTrainer(tiny.model(), tiny.has_a, args, tiny.prompts(), processing_class=tiny.tokenizer())
     with monkeypatch.context() as imported, pytest.raises(ConfigError, match="Import unsloth before dew"):
         imported.setitem(sys.modules, "unsloth", object())
         dew.watch(tiny.model())

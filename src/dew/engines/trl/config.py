@@ -48,6 +48,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     _VALID_DICT_FIELDS: ClassVar = [*GRPOConfig._VALID_DICT_FIELDS, "algorithm_kwargs"]
     unnamed: ClassVar = False
     """Whether the algorithm is the default because no setting selects one."""
+    for_dew: ClassVar = False
+    """True while a DewTrainer is constructed with this config."""
     algorithm: str | None = _setting(
         None,
         f"One of {', '.join(list_algorithms())}, or your own: module:Class (default {DEFAULT_ALGORITHM}). "
@@ -111,6 +113,14 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         """Return the algorithm with its settings; its `max_tokens` is max_completion_length."""
         settings = {"max_tokens": self.max_completion_length, **algorithm_settings(self.algorithm_kwargs)}
         return get_algorithm(self.algorithm or DEFAULT_ALGORITHM, **settings)
+
+    @property
+    def place_model_on_device(self) -> Any:
+        """As in transformers, where only a trainer's constructor reads it. It refuses a trainer that is not dew's."""
+        if not self.for_dew and not (algorithm := self.build_algorithm()).engine_loss:
+            what = f"A GRPOTrainer ignores algorithm={algorithm.name!r} and trains with TRL's own loss."
+            raise ConfigError(Problem(what, remedy="Write DewTrainer(...), or GRPOConfig(...)."))
+        return super().place_model_on_device
 
     @property
     def batches(self) -> Batches:

@@ -18,7 +18,7 @@ from transformers.trainer_utils import TrainOutput
 from trl import GRPOTrainer
 
 from dew.compare.sampling import check_prompt
-from dew.decoding import uncompiled
+from dew.decoding import replaced, uncompiled
 from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, Signals, give_credit
 from dew.engines.recorder import Numbers, due
@@ -77,7 +77,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         limited = [checked(reward, args.reward_timeout) for reward in rewards]
         if args.use_vllm and args.vllm_mode == "server":
             logger.info("waiting up to %g s (vllm_server_timeout) for the vLLM server.", args.vllm_server_timeout)
-        with rollout.loading_by_name(model):
+        with rollout.loading_by_name(model), replaced([(args, "for_dew", True)]):
             super().__init__(model, limited, args, train_dataset, *others, **settings)
         rollout.check_inputs(self)
         # cuDNN's attention builds a plan for every new shape, which takes longer than a micro-batch. Since PyTorch 2.11

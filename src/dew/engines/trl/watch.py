@@ -20,7 +20,7 @@ from dew.engines.compat import check_generated
 from dew.engines.credit import Signals, give_credit
 from dew.engines.trl import metrics
 from dew.engines.trl.batch import Capture, gather_rows, loss_mask, make_batch
-from dew.engines.trl.config import RECORDS, DewConfig
+from dew.engines.trl.config import RECORDS
 from dew.engines.trl.loss import loss_inputs, observe_loss
 from dew.engines.trl.rollout import dropout_off
 from dew.engines.trl.trainer import DewTrainer
@@ -48,9 +48,6 @@ def watch(
     if isinstance(trainer, DewTrainer | Watched):
         return trainer  # it already records all of this
     names, args = list(trainer.reward_func_names), trainer.args
-    if isinstance(args, DewConfig) and not args.build_algorithm().engine_loss:
-        what = f"dew.watch: a GRPOTrainer ignores algorithm={args.algorithm!r} and trains with TRL's own loss."
-        raise ConfigError(Problem(what, remedy="Write DewTrainer(...), or GRPOConfig(...)."))
     if outcome_reward is not None and outcome_reward not in names:
         what = f"dew.watch: outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(outcome_reward, names)))
