@@ -134,12 +134,11 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["resume", "nowhere"], 1, "nowhere: no such folder"),
         (["resume", "a_folder"], 1, "not the output_dir of a run"),
         (["train", "tiny/countdown", "--model_name_or_path"], 1, "Write --model_name_or_path NAME."),
-        (["train", "tiny/countdown", "--max_steps"], 1, "Write --max_steps VALUE."),
         (["train", "tiny/countdown", "--reward_funcs", "acuracy_reward"], 1, "Did you mean 'accuracy_reward'?"),
         (["export", "nowhere", "there"], 1, "nowhere does not exist.\n→ Give the folder of a run with a model."),
         (["eval", "a_folder"], 1, "a_folder' is not a model folder. It has no config.json"),
         (["eval", "one.jsonl"], 1, "not a file that `dew eval --keep` wrote.\n→ To evaluate a model, give its folder"),
-        (["eval", "nowhere.json"], 1, "nowhere.json: cannot be read (No such file or directory)."),
+        (["eval", "one.json"], 1, "one.json: cannot be read (No such file or directory).\n→ Did you mean 'one.jsonl'?"),
         (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder already exists"),
         (["eval", "tiny", "--reward", "maths"], 1, "Did you mean 'math'? Or name your own: module:function"),
         (["eval", "tiny", "--task", "empty.jsonl", "--reward", "math"], 1, "empty.jsonl: no rows."),
@@ -154,6 +153,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["eval", "tiny", "--engine", "sglang"], 2, "is not one of 'transformers', 'vllm'"),
         (["eval", "tiny", "--settings", "numbers"], 1, "not a mapping"),
         (["explain", "nowhere.jsonl"], 1, "error: nowhere.jsonl: no such file.\n"),
+        (["explain", "a_folder"], 1, "a_folder: not the folder of a run."),
     ],
 )
 def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkeypatch):

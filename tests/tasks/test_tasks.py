@@ -76,7 +76,7 @@ def test_sums_for_tuning_leave_the_test_problems_out():
 
 def test_rows_become_a_data_set(problems):
     datasets = pytest.importorskip("datasets")
-    for a_task in (*TASKS, task(str(problems), problem="question", answer="gold", keep=["gold"])):
+    for a_task in (*TASKS, task(str(problems), problem="question", answer="gold", keep="gold")):
         rows = a_task.rows(3)
         assert datasets.Dataset.from_list(rows).to_list() == rows
 

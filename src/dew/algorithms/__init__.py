@@ -163,7 +163,7 @@ def _own_class(name: str) -> type[Algorithm]:
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         rules = [n for n, x in vars(module).items() if isinstance(x, type) and issubclass(x, Algorithm)]
         own = [n for n in rules if getattr(module, n).__module__ == module.__name__]
-        remedy = f"{did_you_mean(attribute, own)} {'It has: ' + ', '.join(own) if own else 'It has none'}.".lstrip()
+        remedy = f"{did_you_mean(attribute, own)} It has: {', '.join(own)}.".lstrip() if own else ""
         raise ConfigError(Problem(f"{where} has no class {attribute!r} derived from dew.Algorithm.", remedy=remedy))
     if problems := _problems(found):
         raise ConfigError([Problem(f"{name}: {what}", remedy=remedy) for what, remedy in problems.items()])

@@ -50,7 +50,9 @@ def _wrapped(text: Text, width: int) -> Text:
         for word in re.finditer(r"\S+", line.plain):
             if word.end() - starts[-1] > width and word.start() > starts[-1]:
                 starts.append(word.start())
-        lines += line.divide(starts[1:])
+        for part in line.divide(starts[1:]):
+            part.rstrip()  # a space after the last column would wrap into an empty line
+            lines.append(part)
     return Text("\n").join(lines)
 
 

@@ -91,7 +91,7 @@ ENDS = 200
 def _read(source: Path, step: int | None) -> list[GroupRecord]:
     """Return the groups of a file or of a step, or a sample of a run's groups."""
     from dew.compare.grid import run_folders
-    from dew.report.readers import read_sample
+    from dew.report.readers import read_run, read_sample
 
     if not source.is_dir():
         return read_records(source)
@@ -103,6 +103,8 @@ def _read(source: Path, step: int | None) -> list[GroupRecord]:
         of_lab = RunFolder(source).run().get("engine") == "lab"  # which records the first seed
         inside = run_folders(source.parent if of_lab else source)
         runs = [str(run) for run in inside if RunFolder(run).record_files()][:3]
+        if not runs:
+            read_run(source, 0)  # an error if it is not a run
         remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
         remedy = f"Give a run that has some, e.g. {', '.join(runs)}." if runs else remedy
         raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))

@@ -85,7 +85,7 @@ def read_run(folder: Path, share: int = 1) -> Run:
         raise ConfigError(Problem(f"{folder}: no run has finished yet.", remedy=f"`dew view {folder}` waits for one."))
     what = f"{folder}: not the folder of a run."
     why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json (TRL)."
-    remedy = "For other trainers, write token records as JSONL (docs/records.md) and pass them with --records."
+    remedy = "Give a folder such as runs/NAME. For other trainers (docs/records.md): dew report --records FILE.jsonl"
     raise ConfigError(Problem(what, why, remedy))
 
 

@@ -118,7 +118,7 @@ def _number(name: str, value: Any) -> float:
 
 def _returned(name: str, value: Any) -> RewardError:
     problem = f"The reward {name} returned {type(value).__name__} {short_repr(value)}."
-    return RewardError(Problem(problem, remedy="Return one number per answer, or None for no reward."))
+    return RewardError(Problem(problem, remedy="Return a list: for each answer a number, or None for no reward."))
 
 
 # ── by path, in a separate process ──────────────────────────────────────────────────────────────────────────

@@ -22,6 +22,7 @@ def task(name: str, **settings: Any) -> Task:
     `task("problems.jsonl", problem="question", answer="gold")`. If a file or folder has a column `prompt` and none
     named `problem`, its prompts are used as they are, unless settings for `problem` are given.
     """
+    settings |= {x: [settings[x]] for x in ("keep", "without") if isinstance(settings.get(x), str)}
     if name in GAMES:
         return _build(GAMES[name], name, settings)
     if name.startswith(PREFIX):

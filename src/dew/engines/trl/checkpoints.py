@@ -93,8 +93,8 @@ def finished(checkpoint: str, args: Any, adapter: bool) -> TrainerState | None:
     the model to resume has one."""
     saved = [name for name in MODEL_FILES if (Path(checkpoint) / name).exists()]
     if not (Path(checkpoint) / STATE).exists():
-        what, remedy = f"resume_from_checkpoint={checkpoint!r} is not a checkpoint.", "Write True for the newest one."
-        raise ConfigError(Problem(what, f"It has no {STATE}.", remedy))
+        what = f"resume_from_checkpoint={checkpoint!r} is not a checkpoint."
+        raise ConfigError(Problem(what, f"It has no {STATE}.", "Give a folder such as RUN/checkpoint-100."))
     if saved and (MODEL_FILES[1] in saved) != adapter:  # FSDP and DeepSpeed may save neither
         what = f"{checkpoint} is of a run {'without' if adapter else 'with'} an adapter."
         raise ConfigError(Problem(what, remedy="Resume with the peft_config (use_peft) of that run."))
@@ -173,7 +173,7 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     if (saved := state.get("batches", batches)) != batches:
         state |= {"generation": None, "step": 0}
-        logger.warning("%s: sampling a new generation, because batch sizes have changed: %s", folder, saved)
+        logger.warning("%s: sampling a new generation, because batch sizes have changed. They were: %s.", folder, saved)
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(_read_json(path.with_name(STATE)).get("epoch") or 0)
     return state

@@ -9,6 +9,7 @@ from torch import nn
 
 from dew.errors import ConfigError, Problem, RewardError, did_you_mean
 from dew.rewards.user_function import TIMEOUT, Rewards, as_rewards, call_reward, reported, required_columns, reward_name
+from dew.rewards.verifiers import has_verifier
 from dew.run.config import loadable_model
 
 GIVEN_BY_TRL = {"prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric", "environments"}
@@ -21,6 +22,8 @@ def checked(reward: Any, timeout: float = TIMEOUT) -> Any:
     Models and their names are returned unchanged. Verifiers and functions given by path have their own time limits.
     """
     if isinstance(reward, str):
+        if has_verifier(reward):
+            raise ConfigError(f"reward_funcs={reward!r}: write dew.rewards.reward({reward!r}).")
         loadable_model(reward, "reward_funcs")
     if _is_model(reward):
         return reward
@@ -115,7 +118,7 @@ def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]
         return ["TRL passes `prompts` and `completions` to reward functions: rename the column of that name."]
     return [
         f"{who} needs the column {column!r}, but the data set has {', '.join(columns) or 'none'}. "
-        f"{did_you_mean(column, columns) or f'Rename one to {column!r}.'}"
+        f"{did_you_mean(column, columns) or f'Rename one to {column!r}; with `task`, task_settings keep: [{column}].'}"
         for who, column in wanted
         if column not in columns
     ]
