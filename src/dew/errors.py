@@ -79,6 +79,13 @@ def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Probl
     return Problem(what, remedy=f"{remedy} {also}".rstrip())
 
 
+def unreadable(path: Path, error: BaseException) -> Problem:
+    """The problem of a file that cannot be opened or is damaged; its remedy for a missing file is the nearest name."""
+    nearby = [] if path.exists() else [file.name for file in path.parent.glob("*")]
+    what = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})."
+    return Problem(what, remedy=did_you_mean(path.name, nearby))
+
+
 def user_line(error: BaseException) -> str:
     """` at rules.py, line 12`: the last line of the traceback that is in a user's file, or ''."""
     ours = (sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<")

@@ -15,7 +15,7 @@ from typing import Any
 from dew import rewards
 from dew.compare.sampling import Sampled, Sampling, is_vllm, sample
 from dew.compare.statistics import Difference, Interval, mean_interval, paired, score_problem
-from dew.errors import ConfigError, Problem, RewardError, did_you_mean
+from dew.errors import ConfigError, Problem, RewardError, did_you_mean, unreadable
 from dew.files import write_atomically
 from dew.rewards import Verdict, Verifier
 from dew.rewards.user_function import NOT_FINITE, Rewards, UserFunction, call_reward, required_columns, reward_name
@@ -210,7 +210,7 @@ class Scores:
             more = {"of_train": data.get("of_train", False), "scored_by": data.get("scored_by")}  # not in older files
             return cls(data["task"], data["model"], Sampling(**data["sampling"]), problems, data["seconds"], **more)
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror}).") from None
+            raise ConfigError(unreadable(Path(path), error)) from None
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             remedy = "To evaluate a model, give its folder; a file of problems is a --task."
             raise ConfigError(Problem(f"{path}: not a file that `dew eval --keep` wrote.", remedy=remedy)) from None

@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, did_you_mean, loading
+from dew.errors import ConfigError, Problem, did_you_mean, loading, unreadable
 from dew.files import read_whole
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import has_verifier
@@ -264,9 +264,10 @@ def read_yaml(path: str | Path) -> Settings:
     path = Path(path)
     try:
         text = read_whole(path, MAX_SIZE).decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8 text"
-        raise ConfigError(f"{path}: cannot be read ({reason}).") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not UTF-8 text.") from None
+    except OSError as error:
+        raise ConfigError(unreadable(path, error)) from None
     return parse_yaml(text, str(path))
 
 

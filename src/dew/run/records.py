@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any, cast
 
-from dew.errors import Problem, RecordError, ShapeError
+from dew.errors import Problem, RecordError, ShapeError, unreadable
 from dew.files import is_plain, write_atomically
 
 SCHEMA = 1
@@ -231,7 +231,7 @@ def sample_records(path: Path, size: float = math.inf) -> tuple[list[GroupRecord
     except RecordError:
         raise
     except (OSError, EOFError, zlib.error) as error:
-        what = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})."
+        what = unreadable(path, error).what
         raise RecordError(Problem(what, remedy="Copy it again, or delete it: it only has this step.")) from None
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else str(error).split("\n", maxsplit=1)[0]

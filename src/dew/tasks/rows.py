@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import normalize
 
-from dew.errors import ConfigError, Problem, did_you_mean, loading
+from dew.errors import ConfigError, Problem, loading, unreadable
 from dew.files import is_plain
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -220,9 +220,7 @@ def _file(path: Path) -> RawRows:
     except ConfigError:
         raise
     except (OSError, EOFError, zlib.error) as error:
-        what = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})."
-        nearby = [] if path.exists() else [file.name for file in path.parent.glob("*")]
-        raise ConfigError(Problem(what, remedy=did_you_mean(path.name, nearby))) from None
+        raise ConfigError(unreadable(path, error)) from None
     except (ValueError, RecursionError) as error:  # pyarrow.ArrowInvalid is a ValueError
         remedy = "" if parquet else f"If it has one object per line, name it {path.stem}.jsonl."
         kind = "a Parquet file" if parquet else "JSON"
