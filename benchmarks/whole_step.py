@@ -55,7 +55,8 @@ from long_answers import END, Ending, lengths_of
 from rollout import QWEN, SHAPES
 from torch.profiler import ProfilerActivity, profile, record_function
 from trainer_step import SMALL, StepTimer, adapters, compile_layers, tokenizer
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
+from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from trl import GRPOConfig, GRPOTrainer
 
 import dew.engines.trl.trainer as dew_trainer
@@ -63,10 +64,12 @@ from dew.decoding import Decoder
 from dew.engines.trl import DewConfig, DewTrainer, rollout
 from dew.tasks import task
 
+UNPADDED = {"attn_implementation": "unpadded"}
 # name -> (dew's algorithm, or None for plain TRL; settings)
 CASES = {
     "TRL GRPO, generate": (None, {}),
     "TRL GRPO, vLLM": (None, {"use_vllm": True}),
+    "TRL GRPO, vLLM, unpadded attention": (None, {"use_vllm": True, "model_init_kwargs": UNPADDED}),
     "dew GTPO": ("gtpo", {}),
     "dew DAPO": ("dapo", {"algorithm_kwargs": {"dynamic_sampling": False}}),
     "dew GTPO, TRL's micro-batches": ("gtpo", {"less_padding": False}),
@@ -187,6 +190,31 @@ def on_a_cpu():
     utils.check_cpu_sgl_kernel = lambda *_: False
 
 
+def unpadded_attention(module, query, key, value, mask, scaling=None, **_):
+    """Causal attention of real tokens only, with torch's flash kernel. `attn_implementation: flash_attention_2` does so
+    with that of the package flash-attn."""
+    batch, _, longest, _ = query.shape
+    if mask is None:
+        mask = torch.ones(batch, longest, dtype=torch.bool, device=query.device)
+    kept, lengths = mask.flatten().nonzero().squeeze(1), mask.sum(1)
+    heads = [x.transpose(1, 2).flatten(0, 1)[kept].to(value.dtype) for x in (query, key, value)]
+    if query.is_cuda:
+        starts = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+        longest = int(lengths.max())
+        call = torch.ops.aten._flash_attention_forward
+        found = call(*heads, starts, starts, longest, longest, 0.0, True, False, scale=scaling)[0]
+    else:  # one answer at a time
+        given = zip(*(x.transpose(0, 1).split(lengths.tolist(), 1) for x in heads), strict=True)
+        call = functools.partial(torch.nn.functional.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+        found = torch.cat([call(*(x[None] for x in answer), scale=scaling)[0] for answer in given], 1).transpose(0, 1)
+    whole = found.new_zeros(batch * mask.shape[1], *found.shape[1:]).index_copy(0, kept, found)
+    return whole.unflatten(0, mask.shape), None
+
+
+AttentionInterface.register("unpadded", unpadded_attention)
+AttentionMaskInterface.register("unpadded", flash_attention_mask)
+
+
 def base_dtype(options):
     return torch.bfloat16 if options.lora and not options.small else torch.float32
 
@@ -259,7 +287,7 @@ def measure(name, options, shape, folder):
     if settings.get("use_vllm"):
         common |= {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": options.vllm_memory}
         common["vllm_max_model_length"] = options.completion + 1024
-        common["model_init_kwargs"] = {"dtype": base_dtype(options)}
+        common["model_init_kwargs"] = {"dtype": base_dtype(options), **settings.get("model_init_kwargs", {})}
         if options.limits:
             lengths.force_on_vllm()
         if options.small:
