@@ -160,6 +160,8 @@ def test_graded_rewards_below_the_threshold_are_a_signal_for_dew_alone():
         ("grpo", {}, [0, 0.5, 1], None),  # reads the differences
         ("gtpo", {}, [0, 0.3], ["2 different values (0, 0.3); the threshold is 0.5", "gtpo(pool=outcome)`"]),
         ("gtpo", {"alpha2": 0.5}, [0.6, 1], ["(0.6, 1)", "0.5,pool=outcome)`", "0.5,threshold=0.6)`"]),
+        ("gtpo", {"threshold": 0.05}, [0, 0.1, 0.2], ["(0, 0.1, 0.2)", "gtpo(threshold=0.05)`"]),
+        ("gtpo", {"threshold": 0.15}, [0, 0.1, 0.2], ["(0, 0.1, 0.2)", "gtpo(threshold=0.15)`"]),
         ("dapo", {}, [0, 0.1, 0.2, 1], ["(0, 0.1, 0.2, 1)", "To keep them, write `algorithm: dapo(dynamic_sam"]),
         ("dapo", {"overlong": "group"}, [0, 0.1, 0.2, 0.3, 1], ["(0, 0.1, 0.2, 0.3, ...)", "write `algorithm: dew`"]),
     ],
@@ -173,7 +175,9 @@ def test_graded_rewards_are_lost_on_rules_that_only_tell_correct_from_wrong(name
 @pytest.mark.parametrize("name", ["gtpo", "dew", "forking_tokens"])
 def test_a_placebo_keeps_the_distribution_of_the_weights(name):
     given = rollouts(([0] * 3, [1.0, 0.0, 1.0], [[0.1 * (i + 1) ** t for t in range(9 - i)] for i in range(3)]))
-    true, placebo, again = (give_credit(get_algorithm(name, placebo=x), given).advantages for x in (False, True, True))
+    rule, permuted = get_algorithm(name), get_algorithm(name, placebo=True)
+    true, placebo, again = (give_credit(x, given).advantages for x in (rule, permuted, permuted))
+    torch.testing.assert_close(true[given.mask], rule.advantages(given)[given.mask])
     live = [x.masked_fill(~given.mask, 99.0).sort(-1).values for x in (true, placebo)]
     assert torch.equal(*live) and torch.equal(placebo, again) and not placebo[~given.mask].any()
     assert not torch.equal(true, placebo)

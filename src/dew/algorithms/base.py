@@ -172,7 +172,7 @@ class Algorithm:
         possible = [x for x in changes if hasattr(self, next(iter(x))) and not replace(self, **x).uses_threshold]
         loss = f"{self.name} only distinguishes correct answers, above the threshold, from wrong ones: other "
         why, aim = loss + "differences are lost.", "To train on the differences"
-        if possible[:1] == changes[1:]:  # credit uses the differences
+        if possible == changes[1:]:  # credit uses the differences
             why, aim = "Dynamic sampling drops groups whose answers are all above or all below it.", "To keep them"
         return Problem(
             f"The outcome reward has {len(values)} different values ({shown}); the threshold is {self.threshold:g}.",
