@@ -111,15 +111,15 @@ def test_masked_tokens_get_zero(batch, name):
         assert given_.isfinite().all() and not given_[~grouped.mask].any()
 
 
-@given(batches())
-def test_forking_tokens_divide_by_the_kept_tokens(batch):
+@given(batches(), st.sampled_from([0.2, 0.01]))
+def test_forking_tokens_divide_by_the_kept_tokens(batch, keep):
     """The loss over all tokens equals DAPO's over the kept ones alone."""
     grouped = rollouts(batch)
     logp = torch.linspace(-1, 0, grouped.mask.numel(), dtype=torch.float64).reshape(grouped.mask.shape)
     old = logp.flip(-1)
-    kept = dew.credit.forking_mask(grouped.entropy, grouped.mask)
+    kept = dew.credit.forking_mask(grouped.entropy, grouped.mask, keep=keep)
     expected, _ = policy_loss(logp, old, get_algorithm("dapo").advantages(grouped), kept)
-    algorithm = get_algorithm("forking_tokens")
+    algorithm = get_algorithm("forking_tokens", keep=keep)
     actual, _ = algorithm.loss(logp, Part(mask=grouped.mask, old_logp=old), algorithm.advantages(grouped))
     torch.testing.assert_close(actual, expected)
 
