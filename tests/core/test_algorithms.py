@@ -239,7 +239,7 @@ def test_entropy_bonus_uses_the_current_policy():
     for i, H, bonus in ((0, 9.0, 0.25), (1, 9.0, 0.5), (1, 1.0, 0.1)):
         entropy = torch.full((2, 3), nan)
         entropy[i, 0] = H
-        live = Part(mask=~entropy.isnan(), old_logp=torch.zeros(2, 3), entropy=entropy)
+        live = Part(mask=(~entropy.isnan()).long(), old_logp=torch.zeros(2, 3), entropy=entropy)
         _, stats = algorithm.loss(torch.zeros(2, 3), live, torch.tensor([1.0, 2.0]))
         assert stats["credit/bonus"].item() == pytest.approx(bonus)
     nothing = Part(mask=torch.zeros(2, 3).bool(), old_logp=torch.zeros(2, 3), entropy=entropy)
