@@ -388,8 +388,8 @@ def test_missing_columns_and_missing_budget():
             get_algorithm(name).advantages(batch)
     with pytest.raises(ShapeError, match="sum of squared probabilities"):
         get_algorithm("otb").advantages(replace(batch, logp=torch.zeros(1, 2, 3)))
-    with pytest.raises(ConfigError, match="Set max_tokens"):
-        get_algorithm("dr_grpo").divisor(1, 1)
+    with pytest.raises(ConfigError, match=r"dppo: .* Set max_tokens"):
+        get_algorithm("dppo").divisor(1, 1)
     with pytest.raises(ConfigError, match="max_tokens and overlong_buffer"):
         get_algorithm("dapo", overlong="soft", overlong_buffer=2).advantages(batch)
 
