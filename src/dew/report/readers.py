@@ -300,7 +300,8 @@ def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
         config = {}
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
-    facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
+    known = ["engine", "model", "data", "learning_rate", *(() if run.config else ("rewards", "batches"))]
+    facts = {key: run.facts.get(key) for key in known} | {"algorithm": name}
     lab = _texts(run.facts.get("settings"))  # whose runs have no config
     every = _texts(config) | lab | _texts({k: v for k, v in facts.items() if v is not None}) | _texts(own)
     if folder := every.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
