@@ -101,8 +101,8 @@ def test_two_processes(tmp_path):
 
 def test_the_folder_has_metrics_records_and_a_report(tmp_path):
     trainer = plain(tmp_path, [long, tiny.outcome])
-    assert dew.watch(trainer, outcome_reward="outcome", records_every=1) is trainer
-    assert dew.watch(trainer) is trainer  # a second call changes nothing
+    assert dew.watch(trainer, records_every=0) is trainer
+    assert dew.watch(trainer, outcome_reward="outcome", records_every=1) is trainer  # the second call counts
     trainer.train()
     run = RunFolder(tmp_path)
     facts = {"status": "done", "learning_rate": 1e-2, "rewards": "long, outcome"}
@@ -192,7 +192,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
     with monkeypatch.context() as imported, pytest.raises(ConfigError, match="Import unsloth before dew"):
         imported.setitem(sys.modules, "unsloth", object())
         dew.watch(tiny.model())
-    with pytest.raises(ConfigError, match="outcome"):
-        dew.watch(plain(tmp_path), outcome_reward="outcom")
+    with pytest.raises(ConfigError, match="one of the reward functions: outcome"):
+        dew.watch(plain(tmp_path), outcome_reward=tiny.outcome)  # its name would do
     trainer = tiny.trainer(tmp_path)
     assert dew.watch(trainer) is trainer and type(trainer).__name__ == "DewTrainer"
