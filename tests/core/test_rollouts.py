@@ -14,8 +14,7 @@ def from_rows(ids, rewards, rows):
 # ---- golden ------------------------------------------------------------------------------------
 def test_rows_are_grouped_in_order_of_first_appearance():
     batch, *_ = from_rows(list(torch.tensor([7, 3, 7, 3, 3])), [0.0, 1, 2, 3, 4], [[1]] * 5)
-    assert batch.rows.tolist() == [[0, 2, -1], [1, 3, 4]]
-    assert batch.reward.tolist() == [[0, 2, 0], [1, 3, 4]]
+    assert batch.rows.tolist() == [[0, 2, -1], [1, 3, 4]] and batch.reward.tolist() == [[0, 2, 0], [1, 3, 4]]
     assert batch.present.tolist() == [[True, True, False], [True, True, True]]
     assert batch.lengths.tolist() == [[1, 1, 0], [1, 1, 1]]
 
@@ -32,8 +31,7 @@ def test_rows_round_trip(batch):
     ids, rewards, rows = batch
     grouped, entropy, mask = from_rows(ids, rewards, rows)
     torch.testing.assert_close(grouped.to_rows(grouped.entropy), entropy, equal_nan=True)
-    assert grouped.to_rows(grouped.mask).equal(mask)
-    assert grouped.to_rows(grouped.reward).tolist() == rewards
+    assert grouped.to_rows(grouped.mask).equal(mask) and grouped.to_rows(grouped.reward).tolist() == rewards
     assert int(grouped.present.sum()) == len(ids)
 
 
