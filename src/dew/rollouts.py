@@ -77,7 +77,8 @@ class Rollouts:
         """Group rows by id. Rows may be in any order; groups are in the order in which their ids first appear."""
         given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
         _check_shapes(mask, given, "(B, T)", "(B,)")
-        names = group.flatten().tolist() if isinstance(group, Tensor) else list(group)
+        each = group.flatten().tolist() if isinstance(group, Tensor) else group
+        names = [i.item() if isinstance(i, Tensor) else i for i in each]  # equal tensors have different hashes
         seen: dict[Hashable, int] = {}
         ids = torch.tensor([seen.setdefault(i, len(seen)) for i in names], dtype=torch.long, device=mask.device)
         if len(ids) != len(mask):

@@ -366,6 +366,8 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run_study(tmp_path / "killed", seeds=1)
     assert (tmp_path / "killed" / studies.CHECKPOINT).exists() and not list((tmp_path / "killed").rglob("run.json"))
+    edited = [Replica(replace(arm, source="edited"), 0) for arm in parse_arms(["dapo", "dew"], [1e-3])]
+    assert studies._checkpoint(tmp_path / "killed", "countdown", edited) is None  # of the rule as it was before
     monkeypatch.setattr(Stack, "generation", lambda self, number: (calls.append(number), generation(self, number)))
     del calls[:]
     run_study(tmp_path / "killed", seeds=1)

@@ -418,12 +418,14 @@ def test_only_comparable_runs_are_paired() -> None:
     failed = replace(dapo[0], metrics=dapo[0].metrics[:4])
     assert pairs_of([*grpo, failed, *dapo[1:]]) == {("dapo", "grpo"): (0.2, 0.2)}
     assert "The runs have 3 to 9 steps" in content_of([*grpo, failed])["findings"][0]["text"]
-    unknown = [replace(run, facts={"algorithm": "grpo", "model": "m"}) for run in grpo]
-    assert pairs_of([*unknown, *dapo]) == {}
-    large = [replace(run, facts={**run.facts, "model": "large"}) for run in (*grpo, *dapo)]
-    assert ("dapo model=large", "grpo model=large") in pairs_of([*grpo, *dapo, *large])
-    assert content_of([*grpo, *large])["headline"].startswith("9 steps")  # of which model?
+    assert pairs_of([*(replace(run, facts={"algorithm": "grpo", "model": "m"}) for run in grpo), *dapo]) == {}
+    for label, name, x in (("k=8", "settings", {"k": 8}), ("rewards=x", "rewards", "x"), ("model=x", "model", "x")):
+        others = [replace(run, facts={**run.facts, name: x}, config=None) for run in (*grpo, *dapo)]
+        assert (f"dapo {label}", f"grpo {label}") in pairs_of([*grpo, *dapo, *others])
+    assert content_of([*grpo, *others])["headline"].startswith("9 steps")  # of which model?
     entry = {"when": "after", "task": "t", "n_problems": 200, "k": 4, "scores": {"pass@1": {"value": 0.5}}}
+    areas = [replace(r, scores=[entry | {"scores": {"area": {"value": 0.5}}}]) for r in (*grpo, failed, *dapo[1:])]
+    assert pairs_of(areas, "area") == {("dapo", "grpo"): (0.0, 0.0)}
     for n, pairs in ((200, 1), (9, 0)):
         scored = [replace(r, scores=[entry | {"n_problems": m}]) for rs, m in ((grpo, 200), (dapo, n)) for r in rs]
         assert len(pairs_of(scored, "pass@1")) == pairs

@@ -95,7 +95,7 @@ class DrGRPO(GRPO):
 
     def divisor(self, tokens: int, sequences: int) -> float:
         if self.max_tokens is None:
-            raise ConfigError("dr_grpo: the loss is divided by the generation budget. Set max_tokens.")
+            raise ConfigError(f"{self.name}: the loss is divided by the generation budget. Set max_tokens.")
         return float(self.max_tokens * sequences)
 
 

@@ -52,6 +52,8 @@ def give_credit(algorithm: Algorithm, rollouts: Rollouts) -> Credit:
 def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
     """(P, G, T) `algorithm.advantages(rollouts)`, checked, and 0 where the mask is False; permuted for a placebo."""
     name, mask = algorithm.name, rollouts.mask
+    copies = {key: x.clone() for key, x in vars(rollouts).items() if x is not None}
+    rollouts = Rollouts(**copies)  # a rule may write to its rollouts
     try:
         A = algorithm.advantages(rollouts)
     except (TypeError, AttributeError) as error:

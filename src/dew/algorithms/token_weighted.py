@@ -63,7 +63,7 @@ class EntropyAdvantage(DAPO):
         shaped = weights.entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
         value, stats = super().loss(logp, part, shaped, count=count)
         plain = advantages if advantages.ndim == shaped.ndim else advantages.unsqueeze(-1)
-        bonus = torch.where(part.mask, shaped - plain, 0).sum() / part.mask.sum().clamp_min(1)
+        bonus = torch.where(part.mask.bool(), shaped - plain, 0).sum() / part.mask.sum().clamp_min(1)
         return value, {**stats, "credit/bonus": bonus}
 
 

@@ -151,7 +151,7 @@ def read_result(folder: Path | str, **known: Any) -> Result:
     about |= {key: facts.get(key) for key in ("learning_rate", "control", "placebo")}
     about |= {"seed": facts.get("seed", 0), **known}
     rate = about["learning_rate"]
-    if type(about["seed"]) is not int or not (rate is None or (type(rate) is float and 0 < rate < math.inf)):
+    if type(about["seed"]) is not int or not (rate is None or (type(rate) is float and 0 <= rate < math.inf)):
         what = f"{folder / 'run.json'}: seed {about['seed']!r:.40} or learning_rate {rate!r:.40} is not a number."
         raise RecordError(Problem(what, remedy="Copy it again, or delete the run."))
     scores = {}

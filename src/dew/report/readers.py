@@ -278,10 +278,11 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
     ]
 
     def alike(arm: Json) -> list[str | None]:
-        return [known[arm["runs"][0]].get(name) for name in ("model", "learning_rate")]
+        names = ("model", "learning_rate", *(name for name in compared if name not in own))
+        return [known[arm["runs"][0]].get(name) for name in names]
 
     def baseline(arm: Json) -> int:
-        """Return the arm of the first one's algorithm on the same data whose model and learning rate are most alike."""
+        """Return the arm of the first one's algorithm on the same data whose settings are most alike."""
         same = [a for a in arms if a["data"] == arm["data"]]
         earlier = takewhile(lambda a: a is not arm, (a for a in same if a["algorithm"] == same[0]["algorithm"]))
         return arms.index(max(earlier, key=lambda a: list(map(eq, alike(a), alike(arm))), default=arm))
@@ -299,8 +300,10 @@ def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
         config = {}
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
-    facts = {key: run.facts.get(key) for key in ("engine", "model", "data", "learning_rate")} | {"algorithm": name}
-    every = _texts(config) | _texts({k: v for k, v in facts.items() if v is not None}) | _texts(own)
+    known = ["engine", "model", "data", "learning_rate", *(() if run.config else ("rewards", "batches"))]
+    facts = {key: run.facts.get(key) for key in known} | {"algorithm": name}
+    lab = _texts(run.facts.get("settings"))  # whose runs have no config
+    every = _texts(config) | lab | _texts({k: v for k, v in facts.items() if v is not None}) | _texts(own)
     if folder := every.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
         every = {name: value.replace(folder, ".") for name, value in every.items()}
     return every, set(_texts(own))

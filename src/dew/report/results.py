@@ -140,7 +140,8 @@ def _by_seed(runs: Sequence[Run], arm: Json, row: Json) -> dict[tuple[str, int],
     for i in arm["runs"]:
         seed, x = runs[i].facts.get("seed"), row["after"][i]
         if None not in (seed, x):
-            found.setdefault((str(seed), _steps(runs[i]) if row["link"].startswith("#curves") else 0), []).append(x)
+            of_training = row["link"].startswith("#curves") or row["name"] in TITLES
+            found.setdefault((str(seed), _steps(runs[i]) if of_training else 0), []).append(x)
     return {key: fmean(values) for key, values in found.items()}
 
 

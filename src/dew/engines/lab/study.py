@@ -276,13 +276,13 @@ class _Training:
 
 def _save(folder: Path, task: str, stack: Stack) -> None:
     kept = folder / f"{CHECKPOINT}.new"
-    torch.save({"homes": [str(_cell(task, x).home) for x in stack.replicas], "state": stack.state()}, kept)
+    torch.save({"runs": [_key(task, x) for x in stack.replicas], "state": stack.state()}, kept)
     kept.replace(folder / CHECKPOINT)
 
 
 def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None:
     """The checkpoint of an interrupted stack, if all of its runs are in `todo`."""
-    path, by_home = folder / CHECKPOINT, {str(_cell(task, x).home): x for x in todo}
+    path, by_key = folder / CHECKPOINT, {_key(task, x): x for x in todo}
     if not path.exists():
         return None
     try:
@@ -290,9 +290,15 @@ def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # the file is damaged: train the stack from the start
         return None
-    if not set(found["homes"]) <= by_home.keys():
+    if not set(found.get("runs", [""])) <= by_key.keys():
         return None
-    return {**found, "replicas": [by_home[home] for home in found["homes"]]}
+    return {**found, "replicas": [by_key[key] for key in found["runs"]]}
+
+
+def _key(task: str, replica: Replica) -> str:
+    """The run in a checkpoint, which must not resume with other code of a user's rule."""
+    cell = _cell(task, replica)
+    return f"{cell.home} {cell.source}"
 
 
 def memory(task: GeneratedTask, settings: TinySettings) -> float:

@@ -181,6 +181,8 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             model=getattr(trainer.model.config, "_name_or_path", "") or type(trainer.model).__name__,
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
+            learning_rate=float(args.learning_rate),
+            rewards=", ".join(trainer.reward_func_names),
             batches=str(batches(args)),
             max_completion_length=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs,

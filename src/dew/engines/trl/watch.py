@@ -45,16 +45,18 @@ def watch(
         what = f"dew.watch: {type(trainer).__name__} is not a GRPOTrainer of TRL."
         late = " Import unsloth before dew." if "unsloth" in sys.modules else ""  # it replaces TRL's class
         raise ConfigError(Problem(what, remedy=f"Pass the trainer object: dew.watch(GRPOTrainer(...)).{late}"))
-    if isinstance(trainer, DewTrainer | Watched):
+    if isinstance(trainer, DewTrainer):
         return trainer  # it already records all of this
     names, args = list(trainer.reward_func_names), trainer.args
     if outcome_reward is not None and outcome_reward not in names:
         what = f"dew.watch: outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
-        raise ConfigError(Problem(what, remedy=did_you_mean(outcome_reward, names)))
-    trainer.__class__ = type(type(trainer).__name__, (Watched, type(trainer)), {})
+        raise ConfigError(Problem(what, remedy=did_you_mean(str(outcome_reward), names)))
     trainer.algorithm = get_algorithm(ENGINE_ALGORITHM, threshold=threshold, max_tokens=args.max_completion_length)
     trainer.outcome_index = names.index(outcome_reward) if outcome_reward else 0
     args.records_every, args.records_groups, args.records_keep = records_every, *RECORDS[1:]
+    if isinstance(trainer, Watched):
+        return trainer
+    trainer.__class__ = type(type(trainer).__name__, (Watched, type(trainer)), {})
     trainer._capture, trainer._statistics = Capture(), metrics.StepStatistics()
     trainer._recorder = metrics.Recorder(args.output_dir, trainer.accelerator.is_main_process)
     trainer.add_callback(trainer._recorder)
