@@ -131,16 +131,14 @@ def test_other_rewards_change_the_credit_but_not_correctness():
         assert algorithm.correct(paid).equal(algorithm.correct(plain))
         assert algorithm.signal(paid).equal(algorithm.signal(plain))
         moved = algorithm.rewards(paid) - algorithm.rewards(plain)
-        torch.testing.assert_close(moved[0, 1, 0].item(), -0.4)
-        torch.testing.assert_close(moved[0, 3, 0].item(), 5.0)
+        assert moved[0, [1, 3], 0].tolist() == pytest.approx([-0.4, 5.0])
         assert not algorithm.advantages(paid).equal(algorithm.advantages(plain))
     dapo = get_algorithm("dapo").advantages(paid)
     assert dapo[0, :, 0].argmax() == 3
     torch.testing.assert_close(get_algorithm("dew", alpha1=1.0, alpha2=0.0).advantages(paid), dapo)
     correct = paid.correct(0.5)  # the wrong answer's reward is positive
     gtpo, grpo_s = get_algorithm("gtpo"), get_algorithm("grpo_s")
-    expected = gtpo_advantages(gtpo.rewards(paid), paid.mask, correct=correct)
-    torch.testing.assert_close(gtpo.advantages(paid), expected)
+    torch.testing.assert_close(gtpo.advantages(paid), gtpo_advantages(gtpo.rewards(paid), paid.mask, correct=correct))
     expected = grpo_s_advantages(grpo_s.rewards(paid)[..., 0], correct=correct)
     torch.testing.assert_close(grpo_s.advantages(paid)[..., 0], expected)
 
