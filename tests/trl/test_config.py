@@ -128,7 +128,7 @@ def test_rejected(name, tmp_path):
 
 def test_every_problem_is_listed_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        tiny.config(tmp_path, algorithm="gtpo", num_generations=3, temperature=0, entropy_coef=0.1, delta=1.0)
+        tiny.config(tmp_path, algorithm="gtpo", num_generations=3, temperature=0, num_iterations=0, delta=1.0)
     assert [bool(problem.remedy) for problem in caught.value.problems] == [True] * 4
 
 
