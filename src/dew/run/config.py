@@ -225,7 +225,7 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     assert run.task is not None
     source = task(run.task, **run.task_settings)
     rows = source.rows(run.problems)
-    if not isinstance(verifier_of(run), MathVerifier):
+    if not isinstance(verifier_of(run), MathVerifier) or "answer" not in rows[0]:
         return source, rows
     usable, bad = usable_rows(rows)
     what = f"{len(bad)} of {len(rows)} gold answers cannot be matched by any answer"
