@@ -126,9 +126,9 @@ def test_problems_whose_gold_cannot_be_matched_are_left_out_with_a_warning(tmp_p
     rows = [{"problem": f"What is {i}+1?", "answer": str(i + 1)} for i in range(24)]
     rows += [{"problem": f"How does {i} look?", "answer": "\\frac{"} for i in range(24)]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    settings = {"problem": "problem", "answer": "answer", "template": "plain"}
-    task = {"task": str(tmp_path / "p.jsonl"), "task_settings": settings, "verifier": "math", "problems": 8}
+    task = {"task": str(tmp_path / "p.jsonl"), "task_settings": {}, "verifier": "math", "problems": 8}
     _, kept = training_rows(make_run({**SMALL, **task}))
+    assert len(training_rows(make_run({**SMALL, **task, "task_settings": {"answer": ""}}))[1]) == 8
     assert 0 < len(kept) < 8 and all(row["answer"].isdecimal() for row in kept)
     assert "are skipped" in caplog.text
 

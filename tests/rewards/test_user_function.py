@@ -43,11 +43,11 @@ def hoards(completions, **_):
     while True: calls.append(bytearray(os.urandom(1 << 20)) * 16)
 def raises(completions, **_): raise KeyError("gone")
 def exits(completions, **_): sys.exit(0)
+def chats(completions, **_): return [float(len(c[0]["content"])) for c in completions]
 def vanishes(completions, **_): os._exit(3)
 def segfaults(completions, **_): os.kill(os.getpid(), signal.SIGSEGV)
 def forks(completions, **_):
-    calls.append(1)
-    os.fork()
+    calls.append(1); os.fork()
     return [float(len(calls))] * len(completions)
 def starts(completions, **_):
     import subprocess
@@ -70,8 +70,7 @@ def interrupts(completions, **_):
         time.sleep(0.1)
     return [float(len(c)) for c in completions]
 def tells(completions, log_extra, log_metric, trainer_state, **_):
-    log_extra("length", [len(c) for c in completions])
-    log_metric("mean", 1.5)
+    log_extra("length", [len(c) for c in completions]); log_metric("mean", 1.5)
     return [float(trainer_state.global_step)] * len(completions)
 def clears(completions, **_):
     completions.clear()
@@ -196,6 +195,7 @@ def test_a_leak_is_killed_at_the_memory_limit(load, caplog):
     [
         ("raises", r"reward raises failed: KeyError: 'gone' at mine.py, line \d+\..*'why\?'"),
         ("exits", "reward exits failed: SystemExit: 0"),
+        ("chats", "It reads chat messages, but"),
         ("clears", "returned 0 rewards for 1"),
     ],
 )

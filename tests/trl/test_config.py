@@ -80,9 +80,9 @@ def test_trls_clipping_and_kl_mean_what_they_mean_in_trl(tmp_path, caplog, monke
     config = tiny.config(tmp_path, epsilon_high=0.4)
     assert (config.epsilon, config.epsilon_high) == (0.2, 0.4)
     assert dataclasses.replace(config, generation_batch_size=None).build_algorithm() == config.build_algorithm()
-    own = tiny.config(tmp_path, algorithm="trl", delta=4.0, epsilon=0.1)
-    assert (own.epsilon, own.epsilon_high, own.loss_type, own.use_bias_correction_kl) == (0.1, None, "dapo", True)
-    assert own.build_algorithm().clip_high == 0.1
+    own = tiny.config(tmp_path, algorithm="trl(kl_coef=0.3)", delta=4.0, epsilon=0.1)
+    assert (own.epsilon, own.epsilon_high, own.beta, own.use_bias_correction_kl) == (0.1, 0.1, 0.3, True)
+    assert (own.loss_type, own.build_algorithm().clip_high) == ("dapo", 0.1)
     gate = tiny.config(tmp_path, algorithm="trl", loss_type="sapo", sapo_temperature_neg=2.0)
     assert (gate.sapo_temperature_pos, gate.sapo_temperature_neg) == (1.0, 2.0)
 
@@ -128,7 +128,7 @@ def test_rejected(name, tmp_path):
 
 def test_every_problem_is_listed_at_once(tmp_path):
     with pytest.raises(ConfigError) as caught:
-        tiny.config(tmp_path, algorithm="gtpo", num_generations=3, temperature=0, entropy_coef=0.1, delta=1.0)
+        tiny.config(tmp_path, algorithm="gtpo", num_generations=3, temperature=0, num_iterations=0, delta=1.0)
     assert [bool(problem.remedy) for problem in caught.value.problems] == [True] * 4
 
 

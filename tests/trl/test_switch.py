@@ -147,7 +147,7 @@ def test_datasets_and_env_of_trls_files(tmp_path, monkeypatch):
     train, test = launch.data_of(parsed)
     assert (len(train), len(test)) == (15, 5) and set(train.column_names) == {"prompt", "answer"}
     without = parse(make_run({**SMALL, "datasets": sources, "eval_strategy": "steps"}))
-    with pytest.raises(ConfigError, match="no split 'test'; there are train"):
+    with pytest.raises(ConfigError, match=r"there are train\. Set dataset_train_split or dataset_t"):
         launch.data_of(without)
 
 

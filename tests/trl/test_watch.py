@@ -191,7 +191,7 @@ def test_mistakes_are_named(tmp_path, monkeypatch):
     with monkeypatch.context() as imported, pytest.raises(ConfigError, match="Import unsloth before dew"):
         imported.setitem(sys.modules, "unsloth", object())
         dew.watch(tiny.model())
-    with pytest.raises(ConfigError, match="one of the reward functions: outcome"):
-        dew.watch(plain(tmp_path), outcome_reward=tiny.outcome)  # its name would do
-    trainer = tiny.trainer(tmp_path)
-    assert dew.watch(trainer) is trainer and type(trainer).__name__ == "DewTrainer"
+    for wrong, says in ({"outcome_reward": tiny.outcome}, "functions: outc"), ({"records_every": "20"}, "'20'.*Give"):
+        with pytest.raises(ConfigError, match=says):
+            dew.watch(plain(tmp_path), **wrong)
+    assert dew.watch(trainer := tiny.trainer(tmp_path)) is trainer and type(trainer).__name__ == "DewTrainer"

@@ -75,6 +75,8 @@ def reported(name: str, completions: Sequence[Any], prompts: Sequence[Any] | Non
         remedy = "Catch this error, and return None for answers that cannot be scored."
         if f"{name}() got an unexpected keyword argument" in str(error):
             remedy = "Add **kwargs to its parameters: it gets all columns of the data, and what TRL adds."
+        elif "string indices must be integers" in str(error):
+            remedy = "It reads chat messages, but answers to prompts that are text are text."
         raise RewardError(Problem(what, batch, remedy)) from error
 
 

@@ -128,9 +128,10 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
         problems.append(Problem(f"engine: {own['engine']!r} is unknown.", remedy=f"Use {' or '.join(ENGINES)}."))
     if not problems and not 1 <= own.get("problems", 1) <= MAX_PROBLEMS:
         problems.append(Problem(f"problems: {own['problems']}.", remedy=f"Give a number from 1 to {MAX_PROBLEMS:,}."))
-    if own.get("task") and keys.get("dataset_name"):
-        what = f"task: {own['task']} and dataset_name: {keys['dataset_name']}: a run trains on one of them."
-        problems.append(Problem(what, remedy="Remove one; on the command line, --dataset_name null or --task null."))
+    for other, off in {"dataset_name": "null", "datasets": "[]"}.items():
+        if own.get("task") and keys.get(other):
+            what = f"task: {own['task']} and {other}: {keys[other]}: a run trains on one of them."
+            problems.append(Problem(what, remedy=f"Remove one; on the command line, --{other} {off} or --task null."))
     try:
         own["scores"] = _scoring(own.get("scores"))
     except ConfigError as error:
@@ -224,7 +225,7 @@ def training_rows(run: Run) -> tuple[Task, list[Row]]:
     assert run.task is not None
     source = task(run.task, **run.task_settings)
     rows = source.rows(run.problems)
-    if not isinstance(verifier_of(run), MathVerifier):
+    if not isinstance(verifier_of(run), MathVerifier) or "answer" not in rows[0]:
         return source, rows
     usable, bad = usable_rows(rows)
     what = f"{len(bad)} of {len(rows)} gold answers cannot be matched by any answer"

@@ -53,7 +53,7 @@ SETTINGS = {
     "algorithm_kwargs": Setting(),
     # sampling
     "num_generations": Setting(default=8),
-    "max_completion_length": Setting("data.max_response_length", 512),
+    "max_completion_length": Setting("data.max_response_length", 512, least=1),
     "chat_template_kwargs": Setting("+data.apply_chat_template_kwargs"),
     "temperature": Setting(f"{ROLLOUT}.temperature", 1.0, above=0),
     "top_p": Setting(f"{ROLLOUT}.top_p", 1.0, above=0),
@@ -67,11 +67,11 @@ SETTINGS = {
     "vllm_importance_sampling_clip_max": Setting(f"{CORRECTION}_threshold", same=(3.0,)),
     "vllm_importance_sampling_clip_min": Setting(f"{CORRECTION}_threshold", same=()),
     # batches
-    "per_device_train_batch_size": Setting(default=8),
-    "gradient_accumulation_steps": Setting(default=1),
-    "steps_per_generation": Setting(),
-    "num_iterations": Setting(default=1),
-    "generation_batch_size": Setting("data.train_batch_size", same=()),
+    "per_device_train_batch_size": Setting(default=8, least=1),
+    "gradient_accumulation_steps": Setting(default=1, least=1),
+    "steps_per_generation": Setting(least=1),
+    "num_iterations": Setting(default=1, least=1),
+    "generation_batch_size": Setting("data.train_batch_size", same=(), least=1),
     # optimizer
     "learning_rate": Setting(f"{ACTOR}.optim.lr", 1.0e-6, least=0),
     "lr_scheduler_type": Setting(f"{ACTOR}.optim.lr_scheduler_type", same=("constant", "constant_with_warmup")),

@@ -93,9 +93,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if algorithm is None or problems:
             raise ConfigError(problems)
         if algorithm.engine_loss:
+            own = {theirs: getattr(algorithm, ours) for theirs, ours in ALGORITHM_NAMES.items()}
+            if self.loss_type in get_args(Surrogate):  # epsilon_high is then the maximum ratio
+                del own["epsilon_high"]
             for f in fields(GRPOConfig):
                 if f.name in (*ALGORITHM_NAMES, *CHOOSE_ALGORITHM) and getattr(self, f.name) is None:
-                    setattr(self, f.name, f.default)
+                    setattr(self, f.name, own.get(f.name, f.default))
         else:
             if self.beta and self.use_bias_correction_kl is None and GRPOConfig.use_bias_correction_kl:
                 text = "beta: TRL multiplies the KL term by the ratio unless use_bias_correction_kl=False; %s does not."

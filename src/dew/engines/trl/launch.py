@@ -154,7 +154,8 @@ def data_of(parsed: Parsed) -> tuple[Any, Any]:
     train, test = script.dataset_train_split, script.dataset_test_split if evaluates else None
     if absent := [split for split in (train, test) if split is not None and split not in data]:
         what = f"{parsed.data}: no split {absent[0]!r}; there are {', '.join(data)}."
-        raise ConfigError(Problem(what, remedy="Set dataset_train_split, dataset_test_split or test_split_size."))
+        remedy = "Set dataset_train_split or dataset_test_split; `datasets:` also takes test_split_size."
+        raise ConfigError(Problem(what, remedy=remedy))
     return data[train], data[test] if test is not None else None
 
 

@@ -20,7 +20,7 @@ from dew.engines.compat import check_generated
 from dew.engines.credit import Signals, give_credit
 from dew.engines.trl import metrics
 from dew.engines.trl.batch import Capture, gather_rows, loss_mask, make_batch
-from dew.engines.trl.config import RECORDS
+from dew.engines.trl.config import LIMITS, RECORDS
 from dew.engines.trl.loss import loss_inputs, observe_loss
 from dew.engines.trl.rollout import dropout_off
 from dew.engines.trl.trainer import DewTrainer
@@ -47,6 +47,8 @@ def watch(
         raise ConfigError(Problem(what, remedy=f"Pass the trainer object: dew.watch(GRPOTrainer(...)).{late}"))
     if isinstance(trainer, DewTrainer):
         return trainer  # it already records all of this
+    if problem := LIMITS["records_every"].problem("dew.watch: records_every", records_every):
+        raise ConfigError(problem)
     names, args = list(trainer.reward_func_names), trainer.args
     if outcome_reward is not None and outcome_reward not in names:
         what = f"dew.watch: outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
