@@ -57,8 +57,7 @@ def test_a_written_run_reads_back_the_same(tmp_path):
     run = make_run({**keys, **values, **texts})
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(run, header=["dew 0.1.0"]))
-    again = read_run(path)
-    assert again.to_dict() == {**run.to_dict(), "clip": [0.2, 0.28]}
+    assert read_run(path).to_dict() == {**run.to_dict(), "clip": [0.2, 0.28]}
     assert path.read_text().startswith("# dew 0.1.0\n")
     as_yaml_1_1 = yaml.safe_load(path.read_text())  # other tools read YAML 1.1
     assert as_yaml_1_1["learning_rate"] == 1e-6 and as_yaml_1_1["word"] == "no"

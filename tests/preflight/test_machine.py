@@ -20,8 +20,7 @@ def test_the_tried_releases_are_those_of_pyproject_and_the_locks():
     for package, lock in (("trl", "core"), ("transformers", "core"), ("verl", "verl")):
         releases, newest = SUPPORTED[package]
         assert f"{package}{releases}" in extras["verl" if package == "verl" else "trl"]
-        pins = (ROOT / "locks" / f"{lock}.txt").read_text().splitlines()
-        assert f"{package}=={newest}" in pins
+        assert f"{package}=={newest}" in (ROOT / "locks" / f"{lock}.txt").read_text().splitlines()
 
 
 @pytest.mark.parametrize(("package", "found"), [("trl", "1.14.2"), ("trl", "2.0.0"), ("transformers", "4.57.6")])

@@ -396,8 +396,7 @@ def test_runs_with_other_settings_are_not_averaged() -> None:
     named = [run_with("a", "gtpo", 0, arm="gtpo"), run_with("b", "gtpo", 0, arm="gtpo(alpha2=0.5)")]
     named.append(replace(named[0], facts={**named[0].facts, "algorithm": {"name": "gtpo", "settings": {}}}))
     assert [(arm["label"], arm["runs"]) for arm in arms_of(named)[0]] == [("gtpo", [0, 2]), ("gtpo(alpha2=0.5)", [1])]
-    unknown = [Run("x", "trl"), Run("y", "trl")]
-    assert [arm["label"] for arm in arms_of(unknown)[0]] == ["x", "y"]
+    assert [arm["label"] for arm in arms_of([Run("x", "trl"), Run("y", "trl")])[0]] == ["x", "y"]
 
 
 def pairs_of(runs: list[Run], name: str = "accuracy") -> dict[tuple[str, str], Any]:

@@ -1,6 +1,7 @@
 """Mixed policy: the guide's answers join the group, with their own ratios and weights."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -207,8 +208,10 @@ def test_a_bad_file_is_rejected(line, advice, tmp_path):
 
 
 def test_prompts_missing_from_the_file_are_answered_by_the_policy_alone(tmp_path):
-    path = write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})
-    batch = tiny.generation(tiny.ready(tmp_path / "run", others={}, guide=path, guide_completions=2))
+    trainer = partial(tiny.ready, tmp_path / "run", others={}, guide_completions=2)
+    with pytest.raises(ConfigError, match=r"it has none of the prompts of the data, e\.g\. '0\+0='"):
+        trainer(guide=write(tmp_path / "other.jsonl", {"prompt": "0 + 0 =", "completion": "ab"}))
+    batch = tiny.generation(trainer(guide=write(tmp_path / "g.jsonl", {"prompt": "0+0=", "completion": "ab"})))
     assert batch["guided"].nonzero().tolist() == [[3]] and batch["guide_logps"][3].isnan().all()
 
 

@@ -82,7 +82,7 @@ SETTINGS = {
     "max_grad_norm": Setting(f"{ACTOR}.optim.clip_grad", same=(1.0,)),
     "seed": Setting("data.seed", 42),
     # length of the run
-    "num_train_epochs": Setting(default=3),
+    "num_train_epochs": Setting(default=3, above=0),
     "max_steps": Setting("trainer.total_training_steps", -1, steps=True),
     "warmup_steps": Setting(f"{ACTOR}.optim.lr_warmup_steps", 0, steps=True),
     "save_steps": Setting("trainer.save_freq", 500, steps=True),

@@ -106,6 +106,10 @@ class MixedPolicy:
         args, self._trainer = trainer.args, trainer
         if guide is None:
             guide = RecordedGuide(args.guide, trainer._tokenizer, args.max_completion_length)
+            if hasattr(dataset, "__len__") and not any(guide.count(prompt, 1) for prompt in dataset["prompt"]):
+                what = f"guide={args.guide!r}: it has none of the prompts of the data,"
+                why = f"e.g. {dataset[0]['prompt']!r:.80}."
+                raise ConfigError(Problem(what, why, "Record prompts as they are in the data."))
         self._guide, wanted = guide, args.guide_completions
         if trainer.tools:
             raise ConfigError(Problem("guide with tools:", "a guide cannot call tools.", "Remove one of the two."))
