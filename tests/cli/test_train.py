@@ -168,8 +168,9 @@ def test_train_leaves_a_run_that_can_be_read_scored_and_exported(dew, config, tm
     assert dew("train", path, *more)[0] == 0 and [m["step"] for m in RunFolder(tmp_path / "more").metrics()] == [2]
     code, _, err = dew("train", path)
     assert code == 1 and "already holds a run" in err and "--overwrite" in err
-    code, _, err = dew("train", path, "--overwrite", "--model_name_or_path", "./absent")
-    assert code == 1 and "there is no folder" in err and folder.finished()  # deleted only once the new run can start
+    for cannot, says in ((more[2:], "a new run clears"), (("--model_name_or_path", "./absent"), "there is no folder")):
+        code, _, err = dew("train", path, "--overwrite", *cannot)
+        assert code == 1 and says in err and folder.finished()  # deleted only once the new run can start
     code, _, err = dew("export", folder.path, tmp_path / "model")
     assert code == 0 and (tmp_path / "model" / "config.json").is_file(), err
     _, scored, _ = dew(

@@ -72,10 +72,13 @@ def resume(
 
 # ── TRL ─────────────────────────────────────────────────────────────────────────────────────────────────────
 def train_on_trl(run: Run, typed: dict[str, str], *, dry: bool, overwrite: bool, untrusted: bool) -> None:
+    from dew.engines.trl.checkpoints import check_checkpoint
     from dew.engines.trl.launch import parse, quiet
 
     quiet()
     parsed = parse(run, typed, dry=dry, untrusted=untrusted)
+    if checkpoint := parsed.args.resume_from_checkpoint:
+        check_checkpoint(str(checkpoint), cleared=parsed.args.output_dir)
     if dry:
         from dew.preflight.machine import plan
 

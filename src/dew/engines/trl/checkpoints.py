@@ -88,13 +88,21 @@ def claim_folder(args: Any, accelerator: Any) -> None:
     accelerator.wait_for_everyone()
 
 
+def check_checkpoint(checkpoint: str, cleared: str | None = None) -> None:
+    """Raise an error if this is not a checkpoint, or if it is in a folder that will be `cleared`."""
+    if not (Path(checkpoint) / STATE).exists():
+        what = f"resume_from_checkpoint={checkpoint!r} is not a checkpoint."
+        raise ConfigError(Problem(what, f"It has no {STATE}.", "Give a folder such as RUN/checkpoint-100."))
+    if cleared and Path(cleared).resolve() in Path(checkpoint).resolve().parents:
+        what = f"resume_from_checkpoint={checkpoint!r} is in output_dir, which a new run clears."
+        raise ConfigError(Problem(what, remedy=f"Resume the run (dew resume {cleared}), or choose another output_dir."))
+
+
 def finished(checkpoint: str, args: Any, adapter: bool) -> TrainerState | None:
     """Return the state in this checkpoint if its run is finished, or None if there are steps left. `adapter`: whether
     the model to resume has one."""
     saved = [name for name in MODEL_FILES if (Path(checkpoint) / name).exists()]
-    if not (Path(checkpoint) / STATE).exists():
-        what = f"resume_from_checkpoint={checkpoint!r} is not a checkpoint."
-        raise ConfigError(Problem(what, f"It has no {STATE}.", "Give a folder such as RUN/checkpoint-100."))
+    check_checkpoint(checkpoint)
     if saved and (MODEL_FILES[1] in saved) != adapter:  # FSDP and DeepSpeed may save neither
         what = f"{checkpoint} is of a run {'without' if adapter else 'with'} an adapter."
         raise ConfigError(Problem(what, remedy="Resume with the peft_config (use_peft) of that run."))
