@@ -272,10 +272,10 @@ def loss_part(inputs: Columns, logp: Tensor, entropy: Tensor) -> Part:
     )
 
 
-def observe_loss(trainer: Any, inputs: Columns, scores: Signals) -> None:
+def observe_loss(trainer: Any, inputs: Columns, signals: Signals) -> None:
     """Add a micro-batch trained with TRL's own loss to the statistics of the step."""
-    assert scores.logp is not None and scores.entropy is not None
-    logp, entropy = scores.logp.detach(), scores.entropy.detach()
+    assert signals.logp is not None and signals.entropy is not None
+    logp, entropy = signals.logp.detach(), signals.entropy.detach()
     part = loss_part(inputs, logp, entropy)
     _, stats = trainer.algorithm.loss(logp, part, inputs["advantages"], count=1)
     for side in ("low", "high"):  # use TRL's own numbers for what its loss clips

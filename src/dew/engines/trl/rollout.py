@@ -227,7 +227,7 @@ class CapturedSampling:
             self._copy, self._decoder = None, None
             return None
 
-    def scores(self, inputs: Columns, capture: Capture) -> Signals | None:
+    def signals(self, inputs: Columns, capture: Capture) -> Signals | None:
         """Return (B, T) log-probabilities and entropies from sampling, or None if a scoring pass has to compute them.
 
         Sampling rounds differently, so some answers of the first generation are compared with a scoring pass.

@@ -283,10 +283,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         """Return (B, T) log-probabilities and entropies, and the router's loss. Every pass goes through this method."""
         trl, scoring = super()._get_per_token_logps_and_entropies, not torch.is_grad_enabled()
         with rollout.dropout_off(model) if scoring else nullcontext():
-            scores, aux = self._head(trl, model, ids, mask, keep, batch_size, **kwargs)
+            signals, aux = self._head(trl, model, ids, mask, keep, batch_size, **kwargs)
         if scoring or self.algorithm.engine_loss:
-            self._capture.passes.append(scores)
-        return scores.logp, scores.entropy, aux
+            self._capture.passes.append(signals)
+        return signals.logp, signals.entropy, aux
 
     def _forward(self, model: Any, inputs: Mapping[str, Any], **kwargs: Any) -> tuple[Tensor, Tensor, Any]:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
@@ -305,7 +305,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
                 return scored
         if not (algorithm.signals or self._record_due):
             return Signals()
-        if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.scores(inputs, self._capture)):
+        if not algorithm.needs_sum_sq and (sampled := self._captured_sampling.signals(inputs, self._capture)):
             return sampled
         rows = args.per_device_train_batch_size if self.model.training else args.per_device_eval_batch_size
         with torch.no_grad():

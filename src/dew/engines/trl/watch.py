@@ -122,8 +122,8 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         return found
 
     def _old_policy(self, inputs: dict[str, Any]) -> Signals:
-        """Return the sampling policy's scores, computed without dropout so that no random numbers are drawn."""
-        if not self._record_due or "unsloth" in sys.modules:  # its scores are shifted by the padding of the prompts
+        """Return the sampling policy's signals, computed without dropout so that no random numbers are drawn."""
+        if not self._record_due or "unsloth" in sys.modules:  # which shifts them by the padding of the prompts
             return Signals()
         with torch.no_grad(), dropout_off(self.model):
             rows = self.args.per_device_train_batch_size
@@ -131,16 +131,16 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
         return Signals(logp=logp, entropy=entropy)
 
     def _get_per_token_logps_and_entropies(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        scores: tuple[Any, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
-        self._capture.passes.append(Signals(logp=scores[0], entropy=scores[1]))
-        return scores
+        found: tuple[Any, ...] = super()._get_per_token_logps_and_entropies(*args, **kwargs)
+        self._capture.passes.append(Signals(logp=found[0], entropy=found[1]))
+        return found
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         capture = self._capture = Capture()
         loss: Tensor = super()._compute_loss(model, inputs)
-        scores = next((scores for scores in capture.passes if scores.entropy is not None), None)
-        if self.model.training and scores is not None and "verdict" in inputs:
-            observe_loss(self, inputs, scores)
+        signals = next((x for x in capture.passes if x.entropy is not None), None)
+        if self.model.training and signals is not None and "verdict" in inputs:
+            observe_loss(self, inputs, signals)
         return loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
