@@ -438,10 +438,20 @@ def table(results):
     return "\n".join(lines)
 
 
+def newest(section):
+    """Rows of the tables with limits, by limit and case; of a case measured twice the later."""
+    found = {}
+    for lines in re.findall(r"^\| \| limit .*?(?=\n\n)", section, re.MULTILINE | re.DOTALL):
+        heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines())
+        for row in rows:
+            found.setdefault(row[1], {})[row[0]] = dict(zip(heads, row, strict=True))
+    return [cases[case] for cases in found.values() for case in CASES if case in cases]
+
+
 def figure(text):
     """An SVG of the tables with limits in a results file: a panel for each model, a bar for each case and limit."""
     gpu = re.search(r" on an (\S+),", text)[1]
-    left, top, height, longest = 250, 66, 24, 420
+    left, top, height, longest = 310, 66, 24, 420
     colours = ("#2864dc", "#888888", "#d75f00")
 
     def label(x, y, words, size=13):
@@ -454,9 +464,8 @@ def figure(text):
     for x, name, colour in zip((0, 100, 250), ("sampling", "scoring and credit", "update"), colours, strict=True):
         parts += [bar(left + x, 36, 12, 12, colour), label(left + x + 18, 47, name)]
     y = top
-    for model, lines in re.findall(r"^### (\S+ B)\b[^#]*?^(\| \| limit .*?)\n\n", text, re.MULTILINE | re.DOTALL):
-        heads, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines())
-        cases = [dict(zip(heads, row, strict=True)) for row in rows]
+    for model, section in re.findall(r"^### (\S+ B)\b(.*?)(?=^#|\Z)", text, re.MULTILINE | re.DOTALL):
+        cases = newest(section)
         scale, last = longest / max(float(case["step, s"]) for case in cases), ""
         parts.append(label(16, y + 16, f"{model} parameters", 14))
         y += height
@@ -473,7 +482,7 @@ def figure(text):
             parts.append(label(x + 6, y + 14, f"{float(case['step, s']):.1f}"))
             y += height
         y += height // 2
-    size = f'width="780" height="{y}"'
+    size = f'width="840" height="{y}"'
     ground = '<rect width="100%" height="100%" fill="white"/>'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif">'
     return "\n".join([head, ground, *parts, "</svg>"]) + "\n"

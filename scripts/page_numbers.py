@@ -323,13 +323,13 @@ def peak_to_estimate(row: str) -> list[float]:
     return [min(found), max(found)]
 
 
-def dew_to_vllm(limit: int, rows: int = 128, table: int = 3, model: str = "0.5B") -> list[float]:
+def dew_to_vllm(limit: int, rows: int = 128, table: int = 3, model: str = "0.5B", calls: int = 2) -> list[float]:
     """Tokens per second of long answers, dew's to vLLM's, for each call of one with each of the other."""
     at = partial(cell, ROOT, name="tokens/s", table=table, of="long_answers-h200")
     tokens = {(2048, 128): 94_423, (2048, 512): 383_205, (8192, 128): 377_876}
     tokens |= {(4096, 128): 188_908, (4096, 512): 766_640, (16384, 128): 755_811}
     row = f"{model} | {limit} | {rows} | {tokens[limit, rows]:,}"
-    ours, theirs = ([at(f"{row} | {x}", n=n) for n in (0, 1)] for x in ("dew", "vLLM"))
+    ours, theirs = ([at(f"{row} | {x}", n=n) for n in range(calls)] for x in ("dew", "vLLM"))
     return [x / y for x in ours for y in theirs]
 
 
