@@ -91,6 +91,7 @@ def test_trls_settings_of_other_losses_mean_what_they_mean_in_trl(tmp_path):
     """CISPO: TRL's epsilon_high bounds the ratio itself, dew's clip_high the distance from 1; TRL reads no epsilon."""
     config = tiny.config(tmp_path, algorithm="cispo", loss_type="cispo", epsilon=0.2, epsilon_high=3.0)
     assert (config.build_algorithm().clip_low, config.build_algorithm().clip_high) == (1.0, 2.0)
+    assert tiny.config(tmp_path, algorithm="trl(clip_high=4.0)", loss_type="cispo").epsilon_high == 5.0
     assert dataclasses.replace(config, generation_batch_size=None).build_algorithm() == config.build_algorithm()
     gate = tiny.config(tmp_path, algorithm="sapo", sapo_temperature_pos=2.0, sapo_temperature_neg=3.0)
     assert (gate.build_algorithm().tau_pos, gate.build_algorithm().tau_neg) == (2.0, 3.0)
@@ -103,6 +104,7 @@ REJECTED = {
     "broken JSON": ({"algorithm_kwargs": "{alpha2"}, "not a mapping in YAML or JSON"),
     "generation": ({"generation_batch_size": 20}, "20 is not a multiple of 8, .* Nearest that fit: 16 or 24"),
     "group of one": ({"num_generations": 1}, "at least 2"),
+    "nothing": ({"per_device_train_batch_size": 0, "generation_batch_size": 8}, "size=0. Give a number >= 1"),
     "two clippings": ({"epsilon": 0.1, "algorithm_kwargs": {"clip_low": 0.3}}, "epsilon=0.1, but algorithm_kwargs has"),
     "other loss": ({"algorithm": "gtpo", "loss_type": "bnpo"}, "gtpo trains with 'dapo'.*algorithm='trl'"),
     "TRL's KL": ({"algorithm": "grpo", "beta": 0.1, "use_bias_correction_kl": True}, "grpo trains with False"),

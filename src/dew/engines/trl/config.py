@@ -95,7 +95,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if algorithm.engine_loss:
             own = {theirs: getattr(algorithm, ours) for theirs, ours in ALGORITHM_NAMES.items()}
             if self.loss_type in get_args(Surrogate):  # epsilon_high is then the maximum ratio
-                del own["epsilon_high"]
+                own["epsilon_high"] = 1 + own["epsilon_high"] if "clip_high" in (self.algorithm_kwargs or {}) else None
             for f in fields(GRPOConfig):
                 if f.name in (*ALGORITHM_NAMES, *CHOOSE_ALGORITHM) and getattr(self, f.name) is None:
                     setattr(self, f.name, own.get(f.name, f.default))
@@ -186,6 +186,8 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return problems
 
     def _batch_problems(self) -> list[Problem]:
+        if self.per_device_train_batch_size < 1:
+            return []  # LIMITS has it
         if self.num_generations < 2:
             return [Problem(f"num_generations={self.num_generations}:", remedy="Give at least 2; TRL's default is 8.")]
         sampled, G, per_device = self.batches.sampled, self.num_generations, self.per_device_train_batch_size
