@@ -249,12 +249,11 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
 def _unpaired(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
     steps = [{_steps(runs[i]) for arm in pair for i in arm["runs"]} for pair in _compared(arms)]
     low, high = (end((end(of) for of in steps if len(of) > 1), default=0) for end in (min, max))
-    text = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
-    texts = [text] if low < high else []
+    length = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
     known = {d.arm for row in rows for d in row["differences"]}
-    if alone := [arm["label"] for arm, _ in _compared(arms) if arm["label"] not in known]:
-        needed = "two common seeds with the same start, or one run each with evaluated answers to the same problems"
-        texts.append(f"Not compared with the baseline, which needs {needed}: {listed(alone)}.")
+    alone = listed([arm["label"] for arm, _ in _compared(arms) if arm["label"] not in known])
+    needed = "two common seeds with the same start, or one run each with evaluated answers to the same problems"
+    texts = [length] * (low < high) + [f"Not compared with the baseline, which needs {needed}: {alone}."] * bool(alone)
     return [{"kind": "verdict", "text": text, "link": "#curves"} for text in texts]
 
 
@@ -292,7 +291,8 @@ def _score_change(
     change = change or paired(after, before, arm="after", baseline="before", score=row["name"])
     if change is None:
         return None
-    noise, size = abs(change.value) < 0.05 if change.too_few else change.within_noise, abs(change.value)
+    size, wide = abs(change.value), -math.inf < change.low < 0 < change.value  # a fall of few seeds may matter anyway
+    noise = change.within_noise and (not change.too_few or size < 0.05 or wide)
     kind, moved = ("bad", "fell") if change.value < 0 else ("good", "rose")
     text = f"{score} {'did not change' if change.equal else f'{moved} by {100 * size:.1f} points'}"
     if math.isfinite(change.high):
