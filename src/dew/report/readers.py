@@ -306,7 +306,7 @@ def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
     known = ["engine", "model", "data", "learning_rate", "source", *(() if run.config else ("rewards", "batches"))]
-    start = flat(run.facts).get("warm_start.digest")
+    start = flat({"start": run.facts.get("warm_start")}).get("start.digest")
     facts = {key: run.facts.get(key) for key in known} | {"algorithm": name, "warm_start": start}
     lab = _texts(run.facts.get("settings"))  # whose runs have no config
     every = _texts(config) | lab | _texts({k: v for k, v in facts.items() if v is not None}) | _texts(own)

@@ -142,7 +142,7 @@ def _by_seed(runs: Sequence[Run], arm: Json, row: Json) -> dict[tuple[str, str, 
         seed, x = runs[i].facts.get("seed"), row["after"][i]
         if None not in (seed, x):
             of_training = row["link"].startswith("#curves") or row["name"] in TITLES
-            start = str(flat(runs[i].facts).get("warm_start.digest"))
+            start = str(flat({"start": runs[i].facts.get("warm_start")}).get("start.digest"))
             found.setdefault((str(seed), start, _steps(runs[i]) if of_training else 0), []).append(x)
     return {key: fmean(values) for key, values in found.items()}
 
