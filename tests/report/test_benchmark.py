@@ -174,10 +174,10 @@ def test_every_rule_that_weights_tokens_needs_a_placebo_to_win():
 
 
 def test_a_score_that_is_not_finite_in_a_run_has_no_mean():
-    scores = ({"area": 0.5, "entropy": 0.5, "length": 9, "flipped": 0}, {"area": 0.5, "length": 9, "flipped": 0})
+    scores = ({"area": 0.5, "entropy": 0.5, "length": 9, "flipped": 0}, {"area": 0.5, "length": 9, "pass@1": 1})
     runs = [b.Result("dapo", seed, of, "t", 1e-5) for seed, of in enumerate(scores)]
     table = b.table(b.compare(runs, {}), ["rule", "length", "entropy"])
-    assert "| dapo | 9 |" in table and "| 0.500 |  | 9.000 |" in markdown(runs)
+    assert "| dapo | 9 |" in table and "| 0.500 |  |  | 9.000 |" in markdown(runs)
 
 
 def test_earlier_runs_at_other_rates_are_left_out(monkeypatch):

@@ -667,8 +667,8 @@ def test_a_wrong_answer_beside_its_nearest_correct_one(page: Page, mixed: GroupR
 
 @pytest.mark.parametrize("status", ["killed", "running"])
 def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any, status: str) -> None:
-    run, now = RunFolder(tmp_path / "tc"), time.time()
-    run.write_run({"name": "tc", "status": "running", "steps": 60})
+    run, now, name = RunFolder(tmp_path / "tc"), time.time(), "long_" * 20
+    run.write_run({"name": name, "status": "running", "steps": 60})
     for step in range(1, 13):
         run.append_metrics({"step": step, "time": now + 10 * (step - 12), "accuracy": 0.05 * step})
     run.append_alarm({"step": 3, "alarm": "truncated", "message": "Too long.", "remedy": "Raise it."})
@@ -677,10 +677,10 @@ def test_a_run_that_ended_or_still_trains_on_a_phone(tmp_path: Path, opened: Any
         page = opened(build([run.path]), viewport=PHONE)
     first, about = page.texts(".finding")[0], page.tab.inner_text(".report-title")
     if status == "running":
-        assert "running · 12/60 · 8 min left · last step at" in about and page.tab.title() == "12/60 ▲1 tc · dew"
+        assert "running · 12/60 · 8 min left · last step at" in about and page.tab.title() == f"12/60 ▲1 {name} · dew"
         assert "Too long (step 3)." in first
     else:
-        assert "Killed" in first and "killed" in about and page.tab.title() == "tc · dew"
+        assert "Killed" in first and "killed" in about and page.tab.title() == f"{name} · dew"
     assert page.tab.evaluate(FITS)
 
 

@@ -335,17 +335,19 @@ def test_folder_without_a_run(tmp_path: Path) -> None:
 # ── other trainers ──────────────────────────────────────────────────────────────────────────────────────────
 def test_trl_run(tmp_path: Path) -> None:
     """TRL 1.16 writes its curves into each checkpoint."""
-    same = {"loss": 0.01, "rewards/accuracy/std": 0.2, "completions/clipped_ratio": 0.25, "frac_reward_zero_std": 0.4}
+    same = {"loss": 0.01, "rewards/accuracy/std": 0.2, "completions/clipped_ratio": 0.2, "frac_reward_zero_std": 0.4}
     log = [{**same, "step": n, "reward": 0.1 * n, "rewards/accuracy/mean": 0.1 * n} for n in (1, 2)]
-    for step in (9, 10):
+    log[1]["grad_norm"] = float("nan")
+    for step in (1, 10):
         (checkpoint := tmp_path / f"checkpoint-{step}").mkdir()
         state = {"global_step": step, "log_history": [*log, {"step": 2, "eval_reward": 0.7}]}
         (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    found = report_of(build([tmp_path]))["runs"][0]
+    found = (content := report_of(build([tmp_path])))["runs"][0]
     assert found["kind"] == "trl" and found["facts"]["steps"] == 10
     expected = {"step": [1, 2], "reward/accuracy": [0.1, 0.2], "groups/mixed_share": [0.6, 0.6]}
-    expected |= {"length/truncated_share": [0.25, 0.25], "eval/reward": [None, 0.7]}
+    expected |= {"length/truncated_share": [0.2, 0.2], "eval/reward": [None, 0.7]}
     assert expected.items() <= found["metrics"].items()
+    assert content["rows"][0]["name"] == "reward" and content["findings"][0]["remedy"].endswith("back to checkpoint-1.")
 
 
 def test_records_of_another_trainer(tmp_path: Path) -> None:
@@ -396,6 +398,8 @@ def test_runs_with_other_settings_are_not_averaged() -> None:
     named = [run_with("a", "gtpo", 0, arm="gtpo"), run_with("b", "gtpo", 0, arm="gtpo(alpha2=0.5)")]
     named.append(replace(named[0], facts={**named[0].facts, "algorithm": {"name": "gtpo", "settings": {}}}))
     assert [(arm["label"], arm["runs"]) for arm in arms_of(named)[0]] == [("gtpo", [0, 2]), ("gtpo(alpha2=0.5)", [1])]
+    edited = [run_with("a", "Mine", seed, arm="Mine", source=f"code{seed}") for seed in (1, 2)]
+    assert [arm["label"] for arm in arms_of(edited)[0]] == ["Mine source=code1", "Mine source=code2"]
     assert [arm["label"] for arm in arms_of([Run("x", "trl"), Run("y", "trl")])[0]] == ["x", "y"]
 
 
@@ -418,11 +422,16 @@ def test_only_comparable_runs_are_paired() -> None:
     assert pairs_of([*grpo, failed, *dapo[1:]]) == {("dapo", "grpo"): (0.2, 0.2)}
     assert "The runs have 3 to 9 steps" in content_of([*grpo, failed])["findings"][0]["text"]
     assert pairs_of([*(replace(run, facts={"algorithm": "grpo", "model": "m"}) for run in grpo), *dapo]) == {}
+    elsewhere = [replace(run, facts={**run.facts, "warm_start": {"digest": "x"}}) for run in dapo]
+    assert content_of([*grpo, *elsewhere])["findings"][0]["text"].startswith("Not compared with the baseline")
     for label, name, x in (("k=8", "settings", {"k": 8}), ("rewards=x", "rewards", "x"), ("model=x", "model", "x")):
         others = [replace(run, facts={**run.facts, name: x}, config=None) for run in (*grpo, *dapo)]
         assert (f"dapo {label}", f"grpo {label}") in pairs_of([*grpo, *dapo, *others])
     assert content_of([*grpo, *others])["headline"].startswith("9 steps")  # of which model?
     entry = {"when": "after", "task": "t", "n_problems": 200, "k": 4, "scores": {"pass@1": {"value": 0.5}}}
+    start, rises = entry | {"when": "before"}, zip(grpo, (0.5, 0.5, 0.9), strict=True)  # the interval includes 0
+    risen = [replace(r, scores=[start, entry | {"scores": {"pass@1": {"value": x}}}]) for r, x in rises]
+    assert content_of(risen)["findings"][0]["kind"] == "note"
     areas = [replace(r, scores=[entry | {"scores": {"area": {"value": 0.5}}}]) for r in (*grpo, failed, *dapo[1:])]
     assert pairs_of(areas, "area") == {("dapo", "grpo"): (0.0, 0.0)}
     for n, pairs in ((200, 1), (9, 0)):
@@ -653,5 +662,6 @@ def test_view_is_rebuilt_when_the_run_grows_and_kept_when_it_breaks(tmp_path: Pa
 def test_a_report_holds_no_paths_of_the_machine(tmp_path):
     folder = make_run(tmp_path / "run", steps=3, groups=1, size=2)
     RunFolder(folder).write_run({"model": "/home/me/models/mine"})
-    content = report_of(build([folder]))
+    RunFolder(tmp_path / "b").write_run({"model": "/home/me/other/mine", "algorithm": "gtpo"})
+    content = report_of(build([folder, tmp_path / "b"], tmp_path))
     assert "/home/me" not in json.dumps(content) and content["runs"][0]["facts"]["model"] == "mine"

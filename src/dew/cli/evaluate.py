@@ -197,9 +197,9 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
         found = {name: d.to_json() for name, d in differences.items()}
         print_json({**both, "differences": found} if differences else both["model"])
         return
-    kind = "held-out problems" if held_out else "problems"
+    kind = f"{len(first.problems)} {'held-out ' * held_out}problems"
     k = " and ".join(dict.fromkeys(str(score.k) for score in scores))
-    out.print(f"{first.task}: {len(first.problems)} {kind}, {k} answers each, 95% intervals by problem\n")
+    out.print(f"{first.task}: {kind}, {k} answer{'s' * (k != '1')} each, 95% intervals by problem\n")
     every = dict.fromkeys(name for score in scores for name in score.scores)
     rows = [[name, *(str(score.scores.get(name, "")) for score in scores)] for name in every]
     if differences:

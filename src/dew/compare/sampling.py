@@ -93,7 +93,7 @@ def check_prompt(tokenizer: Any, prompt: Any) -> None:
         raise ConfigError(Problem(what, remedy="Convert the column to text, and remove rows without a prompt."))
     if not isinstance(prompt, str) and tokenizer.chat_template is None:
         what = "The prompts are chat messages, and the tokenizer has no chat template."
-        remedy = "Use prompts that are text; for a task, task_settings: {template: plain}, or qwen-boxed for Qwen's."
+        remedy = "Use text prompts: of a data set, with its setting {template: plain}, or qwen-boxed for Qwen's."
         raise ConfigError(Problem(what, remedy=remedy))
 
 

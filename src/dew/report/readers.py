@@ -1,5 +1,6 @@
 """Read run folders of dew or plain TRL, or a file of token records, and group runs into arms."""
 
+import os
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -152,7 +153,7 @@ def _trl_run(folder: Path) -> Run:
         what = f"{path}: not the JSON that TRL writes; it is truncated or damaged."
         raise RecordError(Problem(what, remedy="Copy it again."))
     facts = {"engine": "trl", "steps": state.get("global_step"), "train_batch_size": state.get("train_batch_size")}
-    return Run(folder.resolve().name, "trl", facts, metrics=_trl_metrics(state.get("log_history")))
+    return Run(folder.resolve().name, "trl", facts, metrics=_trl_metrics(state.get("log_history")), folder=folder)
 
 
 def _trl_name(name: str) -> str:
@@ -251,12 +252,16 @@ def arms_of(runs: Sequence[Run]) -> tuple[list[Json], list[Json]]:
 
     names = [name for name in dict.fromkeys(name for settings in known for name in settings) if differs(name)]
     named = all("arm" in run.facts for run in runs)  # if so, an arm's name implies the settings of its algorithm
-    ignored = NOT_COMPARED | (own if named else set())
+    ignored = NOT_COMPARED | (own - {"source"} if named else set())  # but not the code of a user's rule
     compared = [name for name in names if name.rsplit(".", 1)[-1] not in ignored]
     members: dict[tuple[Any, ...], list[int]] = {}
     for i, settings in enumerate(known):
         key = (called[i], *(settings.get(name) for name in compared)) if called[i] else (i,)
         members.setdefault(key, []).append(i)
+    for name in {"model", "model_name_or_path", "data"}.intersection(names):  # shown without the folder of all paths
+        paths = {settings[name] for settings in known if settings.get(name, "").startswith("/")}
+        for settings in (settings for settings in known if settings.get(name) in paths):
+            settings[name] = os.path.relpath(settings[name], os.path.commonpath([Path(path).parent for path in paths]))
     rates = len({settings.get("learning_rate") for settings in known}) > 1
 
     def label(first: int) -> str:
@@ -300,13 +305,14 @@ def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
         config = {}
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
-    known = ["engine", "model", "data", "learning_rate", *(() if run.config else ("rewards", "batches"))]
-    facts = {key: run.facts.get(key) for key in known} | {"algorithm": name}
+    known = ["engine", "model", "data", "learning_rate", "source", *(() if run.config else ("rewards", "batches"))]
+    start = flat({"start": run.facts.get("warm_start")}).get("start.digest")
+    facts = {key: run.facts.get(key) for key in known} | {"algorithm": name, "warm_start": start}
     lab = _texts(run.facts.get("settings"))  # whose runs have no config
     every = _texts(config) | lab | _texts({k: v for k, v in facts.items() if v is not None}) | _texts(own)
     if folder := every.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder
         every = {name: value.replace(folder, ".") for name, value in every.items()}
-    return every, set(_texts(own))
+    return every, {"source", *_texts(own)}
 
 
 def _texts(x: Any) -> dict[str, str]:

@@ -16,6 +16,8 @@ from dew.compare.verdicts import TITLES, listed
 from dew.report.readers import Run
 from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
+from dew.run.config import flat
+from dew.run.folder import RunFolder
 from dew.run.records import Json
 
 METRICS = {
@@ -58,8 +60,7 @@ def _score_rows(runs: Sequence[Run]) -> list[Json]:
     found: dict[tuple[str, ...], Json] = {}
     for i, run in enumerate(runs):
         for entry in run.scores:
-            scores = entry.get("scores")
-            scores = scores if isinstance(scores, dict) else {}
+            scores = entry["scores"] if isinstance(entry.get("scores"), dict) else {}
             for name in _shown(scores):
                 scored = f"{entry.get('n_problems')} problems × {entry.get('k')} answers"
                 key = (str(entry.get("task")), scored, str(entry.get("scored_by")), name)  # else not comparable
@@ -96,8 +97,8 @@ def _metric_rows(runs: Sequence[Run], scores: Sequence[Json]) -> list[Json]:
                 row["before"][i] = fmean(values[:tenth]) if len(values) > 1 else None
         if any(x is not None for x in row["after"]):
             rows.append(row)
-    same = [r for r in rows if r["name"] == "reward" and any(r["after"] == q["after"] for q in rows if q is not r)]
-    return [row for row in rows if row not in same]  # a single 0/1 reward equals the accuracy
+    ends = [[row["before"], row["after"]] for row in rows if row["name"] == "accuracy"]
+    return [r for r in rows if r["name"] != "reward" or [r["before"], r["after"]] not in ends]  # a single 0/1 reward
 
 
 def _values(run: Run, name: str) -> list[float]:
@@ -134,14 +135,15 @@ def _compared(arms: Sequence[Json]) -> list[tuple[Json, Json]]:
     return [(arm, arms[arm["baseline"]]) for arm in arms if arms[arm["baseline"]] is not arm]
 
 
-def _by_seed(runs: Sequence[Run], arm: Json, row: Json) -> dict[tuple[str, int], float]:
-    """Return an arm's mean for each seed. Means over training also need the same number of steps to be paired."""
-    found: dict[tuple[str, int], list[float]] = {}
+def _by_seed(runs: Sequence[Run], arm: Json, row: Json) -> dict[tuple[str, str, int], float]:
+    """Return an arm's mean for each seed and warm start. Means over training also need equal numbers of steps."""
+    found: dict[tuple[str, str, int], list[float]] = {}
     for i in arm["runs"]:
         seed, x = runs[i].facts.get("seed"), row["after"][i]
         if None not in (seed, x):
             of_training = row["link"].startswith("#curves") or row["name"] in TITLES
-            found.setdefault((str(seed), _steps(runs[i]) if of_training else 0), []).append(x)
+            start = str(flat({"start": runs[i].facts.get("warm_start")}).get("start.digest"))
+            found.setdefault((str(seed), start, _steps(runs[i]) if of_training else 0), []).append(x)
     return {key: fmean(values) for key, values in found.items()}
 
 
@@ -207,7 +209,7 @@ def findings_of(
     found += [{"kind": "note", "text": f"{_who(runs, i)}{n}"} for i, run in enumerate(runs) for n in run.notices]
     ended = [text for i, run in enumerate(runs) if (text := _ended(run, _who(runs, i)))]
     order = {"bad": 0, "amber": 1, "good": 2, "note": 3}
-    return [*ended, *_verdicts(rows), *_lengths(runs, arms), *sorted(found, key=lambda finding: order[finding["kind"]])]
+    return [*ended, *_verdicts(rows), *_unpaired(runs, arms, rows), *sorted(found, key=lambda x: order[x["kind"]])]
 
 
 def _who(runs: Sequence[Run], i: int) -> str:
@@ -244,11 +246,15 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
     return [{"kind": "verdict", "link": scored[0]["link"], "text": text} for text in texts]
 
 
-def _lengths(runs: Sequence[Run], arms: Sequence[Json]) -> list[Json]:
+def _unpaired(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
     steps = [{_steps(runs[i]) for arm in pair for i in arm["runs"]} for pair in _compared(arms)]
     low, high = (end((end(of) for of in steps if len(of) > 1), default=0) for end in (min, max))
-    text = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
-    return [{"kind": "verdict", "text": text, "link": "#curves"}] if low < high else []
+    length = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
+    known = {d.arm for row in rows for d in row["differences"]}
+    alone = listed([arm["label"] for arm, _ in _compared(arms) if arm["label"] not in known])
+    needed = "two common seeds with the same start, or one run each with evaluated answers to the same problems"
+    texts = [length] * (low < high) + [f"Not compared with the baseline, which needs {needed}: {alone}."] * bool(alone)
+    return [{"kind": "verdict", "text": text, "link": "#curves"} for text in texts]
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
@@ -285,7 +291,8 @@ def _score_change(
     change = change or paired(after, before, arm="after", baseline="before", score=row["name"])
     if change is None:
         return None
-    noise, size = abs(change.value) < 0.05 if change.too_few else change.within_noise, abs(change.value)
+    size, wide = abs(change.value), -math.inf < change.low < 0 < change.value  # a fall of few seeds may matter anyway
+    noise = change.within_noise and (not change.too_few or size < 0.05 or wide)
     kind, moved = ("bad", "fell") if change.value < 0 else ("good", "rose")
     text = f"{score} {'did not change' if change.equal else f'{moved} by {100 * size:.1f} points'}"
     if math.isfinite(change.high):
@@ -356,9 +363,10 @@ def remarks(run: Run, most: int = MAX_CHECKED) -> list[Json]:
     """Return alarms computed from the metrics, for runs of other trainers and the lab, which do not record alarms."""
     checked = [*run.metrics[:FIRST], *run.metrics[FIRST:][-most:]]
     raised = {str(alarm.get("alarm")) for alarm in run.alarms}
+    kept = list(RunFolder(run.folder).checkpoints()) if run.folder else []
 
     def fired(algorithm: Any = None) -> list[Json]:
-        rules = Alarms(algorithm, by_correctness=run.facts.get("uses_threshold") is not False)
+        rules = Alarms(algorithm, run.facts.get("uses_threshold") is not False, lambda: kept)
         return [x for line in checked for x in rules.update(line["step"], line) if x["alarm"] not in raised]
 
     facts = run.facts.get("algorithm")

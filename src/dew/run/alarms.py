@@ -287,12 +287,13 @@ class Alarms:
             self.steps[rule.name] = self.steps.get(rule.name, 0) + 1
             if self.steps[rule.name] == 1:
                 message = rule.message.format(**crossed._asdict(), steps=step - crossed.since + 1)
-                alarm = {"step": step, "alarm": rule.name, "message": message, "remedy": self._remedy(rule, crossed)}
+                remedy = self._remedy(rule, crossed.since or step - 1)
+                alarm = {"step": step, "alarm": rule.name, "message": message, "remedy": remedy}
                 fired.append({**alarm, "value": crossed.value, "threshold": crossed.threshold})
         return fired
 
-    def _remedy(self, rule: Rule, crossed: Crossed) -> str:
-        kept = [step for step in self._checkpoints() if step <= (crossed.since or step)]
+    def _remedy(self, rule: Rule, last: int) -> str:
+        kept = [step for step in self._checkpoints() if step <= last]
         back = f"go back to checkpoint-{max(kept)}" if kept else "start again: no earlier checkpoint is kept"
         texts = (self._text(x).replace("{checkpoint}", back) for x in rule.remedy)
         return " ".join(filter(None, texts))

@@ -115,7 +115,7 @@ def make_run(keys: Mapping[str, Any], *, source: str | None = None) -> Run:
     """Split the keys of a flat file into dew's own and the engine's."""
     own = {k: v for k, v in keys.items() if k in OWN_KEYS and v is not None}
     problems = [
-        Problem(f"{key}: expected {kind.__name__}, got {own[key]!r}.")
+        Problem(f"{key}: expected {kind.__name__}, got {own[key]!r:.80}.")
         for key, kind in TYPES.items()
         if key in own and (not isinstance(own[key], kind) or isinstance(own[key], bool))
     ]

@@ -106,7 +106,7 @@ def markdown(results: Sequence[Result]) -> str:
 
 def _task(results: Sequence[Result], task: str) -> Iterator[str]:
     points = by_point(results, task)
-    scores = main_scores(results[0].scores)
+    scores = main_scores(dict.fromkeys(score for r in results for score in r.scores))
     several_rates = len(points) > len({runs[0].arm for runs in points.values()})
     yield f"## {task}"
     compare = "best" if several_rates else "baseline"

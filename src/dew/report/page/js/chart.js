@@ -114,7 +114,7 @@ function plotOptions(width, y, many) {
     scales: { x: { time: false }, y },
     axes: [
       { ...axis, size: 30, incrs: WHOLE_STEPS },
-      { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v))) },
+      { ...axis, size: 56, values: (_, ticks) => ticks.map((v) => (v === null ? '' : number(v).replace(/\.?0+e/, 'e'))) },
     ],
   };
 }
