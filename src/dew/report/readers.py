@@ -45,6 +45,12 @@ class Run:
     """One sentence for each file that could not be read."""
     folder: Path | None = None
 
+    @property
+    def start(self) -> str:
+        """Digest of the policy that a run of the lab started from."""
+        start = self.facts.get("warm_start")
+        return str(start.get("digest")) if isinstance(start, dict) else ""
+
 
 def run_folders(folder: Path) -> list[Path]:
     """Return the folder itself or, if it is not a run, the runs inside it, up to two levels down."""
@@ -306,8 +312,7 @@ def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
     algorithm = run.facts.get("algorithm")
     name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
     known = ["engine", "model", "data", "learning_rate", "source", *(() if run.config else ("rewards", "batches"))]
-    start = flat({"start": run.facts.get("warm_start")}).get("start.digest")
-    facts = {key: run.facts.get(key) for key in known} | {"algorithm": name, "warm_start": start}
+    facts = {key: run.facts.get(key) for key in known} | {"algorithm": name, "start": run.start or None}
     lab = _texts(run.facts.get("settings"))  # whose runs have no config
     every = _texts(config) | lab | _texts({k: v for k, v in facts.items() if v is not None}) | _texts(own)
     if folder := every.get("algorithm.dew_run.folder"):  # verl's data and checkpoints are in the run folder

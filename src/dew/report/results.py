@@ -16,7 +16,6 @@ from dew.compare.verdicts import TITLES, listed
 from dew.report.readers import Run
 from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
-from dew.run.config import flat
 from dew.run.folder import RunFolder
 from dew.run.records import Json
 
@@ -142,8 +141,7 @@ def _by_seed(runs: Sequence[Run], arm: Json, row: Json) -> dict[tuple[str, str, 
         seed, x = runs[i].facts.get("seed"), row["after"][i]
         if None not in (seed, x):
             of_training = row["link"].startswith("#curves") or row["name"] in TITLES
-            start = str(flat({"start": runs[i].facts.get("warm_start")}).get("start.digest"))
-            found.setdefault((str(seed), start, _steps(runs[i]) if of_training else 0), []).append(x)
+            found.setdefault((str(seed), runs[i].start, _steps(runs[i]) if of_training else 0), []).append(x)
     return {key: fmean(values) for key, values in found.items()}
 
 
@@ -249,11 +247,12 @@ def _verdicts(rows: Sequence[Json]) -> list[Json]:
 def _unpaired(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:
     steps = [{_steps(runs[i]) for arm in pair for i in arm["runs"]} for pair in _compared(arms)]
     low, high = (end((end(of) for of in steps if len(of) > 1), default=0) for end in (min, max))
-    length = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
+    text = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
+    texts = [text] if low < high else []
     known = {d.arm for row in rows for d in row["differences"]}
-    alone = listed([arm["label"] for arm, _ in _compared(arms) if arm["label"] not in known])
-    needed = "two common seeds with the same start, or one run each with evaluated answers to the same problems"
-    texts = [length] * (low < high) + [f"Not compared with the baseline, which needs {needed}: {alone}."] * bool(alone)
+    if alone := [arm["label"] for arm, _ in _compared(arms) if arm["label"] not in known]:
+        needed = "two common seeds with the same start, or one run each with evaluated answers to the same problems"
+        texts.append(f"Not compared with the baseline, which needs {needed}: {listed(alone)}.")
     return [{"kind": "verdict", "text": text, "link": "#curves"} for text in texts]
 
 
