@@ -77,7 +77,7 @@ def test_the_example_prints_its_tables(monkeypatch, capsys):
 def test_the_report_without_the_packages_of_the_commands():
     code = "import sys; sys.modules['psutil'] = None; import dew.report"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "psutil is not installed. Run: pip install 'dew-rl[cli]'" in done.stderr
+    assert "psutil is missing. Run: pip install 'dew-rl[cli]'" in done.stderr
 
 
 def test_a_training_loop_of_ones_own(monkeypatch):
