@@ -108,8 +108,8 @@ def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
     raise ShapeError(f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}.")
 
 
-def check_logp(logp: Tensor, mask: Tensor) -> None:
-    if (bad := mask & (logp > 0.1)).any():  # rounding in half precision can put a probability above 1
+def check_logp(logp: Tensor | None, mask: Tensor) -> None:
+    if logp is not None and (bad := mask & (logp > 0.1)).any():  # in half precision, rounding can give less
         where = tuple(bad.nonzero()[0].tolist())
         what = f"logp is {logp[where].item():g} at live token {where} ({int(bad.sum())} such tokens in all)"
         raise ShapeError(f"{what}: a log-probability is never positive; take it from logits.log_softmax(-1).")

@@ -44,8 +44,7 @@ class Rollouts:
         others = {name: getattr(self, name) for name in (*BY_TOKEN, "reward", "extra", "rows")}
         _check_shapes(self.mask, others, "(P, G, T)", "(P, G)")
         object.__setattr__(self, "mask", check_by_token(self.mask))
-        if self.logp is not None:
-            check_logp(self.logp, self.mask)
+        check_logp(self.logp, self.mask)
         for name in ("reward", "extra"):
             if (x := others[name]) is not None:
                 check_finite(name, x, self.present)
