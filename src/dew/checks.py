@@ -10,6 +10,7 @@ ROUNDING = 1e-3
 
 
 def check_shape(name: str, x: Tensor, expected: torch.Size, meaning: str) -> None:
+    check_tensors(**{name: x})
     if x.shape != expected:
         raise ShapeError(f"{name} has shape {tuple(x.shape)}, expected {tuple(expected)}: one value per {meaning}.")
 
@@ -105,6 +106,13 @@ def check_live_entropy(entropy: Tensor, mask: Tensor) -> Tensor:
     if value < 0:
         cause = "an entropy is never negative; log-probabilities may have been passed instead"
     raise ShapeError(f"entropy is {value:g} at live token {where} ({int(bad.sum())} such tokens in all): {cause}.")
+
+
+def check_logp(logp: Tensor | None, mask: Tensor) -> None:
+    if logp is not None and (bad := mask & (logp > 0.1)).any():  # in half precision, rounding can give less
+        where = tuple(bad.nonzero()[0].tolist())
+        what = f"logp is {logp[where].item():g} at live token {where} ({int(bad.sum())} such tokens in all)"
+        raise ShapeError(f"{what}: a log-probability is never positive; take it from logits.log_softmax(-1).")
 
 
 def unmet(*conditions: tuple[bool, str]) -> list[str]:

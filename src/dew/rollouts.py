@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dew.checks import check_by_token, check_finite, check_tensors
+from dew.checks import check_by_token, check_finite, check_logp, check_tensors
 from dew.errors import Problem, ShapeError
 from dew.ops import at_least_float32
 
@@ -44,6 +44,7 @@ class Rollouts:
         others = {name: getattr(self, name) for name in (*BY_TOKEN, "reward", "extra", "rows")}
         _check_shapes(self.mask, others, "(P, G, T)", "(P, G)")
         object.__setattr__(self, "mask", check_by_token(self.mask))
+        check_logp(self.logp, self.mask)
         for name in ("reward", "extra"):
             if (x := others[name]) is not None:
                 check_finite(name, x, self.present)

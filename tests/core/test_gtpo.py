@@ -211,6 +211,7 @@ def test_an_answer_of_16k_tokens_outlives_the_others(longest):
         ({"average": "harmonic"}, "arithmetic, geometric"),
         ({"entropy_clip": (0.3, 0.2)}, "low <= high"),
         ({"extra": torch.zeros(3)}, "extra has shape"),
+        ({"extra": [0.0, 0.0]}, "extra is of type list"),
     ],
 )  # fmt: skip
 def test_invalid_input(change, says):

@@ -3,6 +3,7 @@
 import inspect
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -71,6 +72,12 @@ def test_the_example_prints_its_tables(monkeypatch, capsys):
     runpy.run_path(str(ROOT / "examples" / "one_group.py"), run_name="__main__")
     out = capsys.readouterr().out
     assert all(word in out for word in ("GRPO", "GTPO", "GRPO-S"))
+
+
+def test_the_report_without_the_packages_of_the_commands():
+    code = "import sys; sys.modules['psutil'] = None; import dew.report"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "psutil is missing. Run: pip install 'dew-rl[cli]'" in done.stderr
 
 
 def test_a_training_loop_of_ones_own(monkeypatch):

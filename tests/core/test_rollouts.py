@@ -83,6 +83,7 @@ MASK, REWARD = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
         (lambda: Rollouts.from_rows(REWARD[:, None], mask=~MASK, reward=REWARD), r"group 0\.0 has no live"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD / 0), r"reward is nan at \(0, 0\) \(2 such"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD, extra=1 / REWARD), "extra is inf"),
+        (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=REWARD, logp=MASK + 1.5), "logp is 2.5 .*log_softmax"),
         (lambda: Rollouts.from_rows([], mask=MASK[:0], reward=REWARD[:0]), "no rows"),
         (lambda: Rollouts(mask=MASK[None], reward=REWARD[None]).to_rows(torch.zeros(3, 1)), "to_rows got shape"),
     ],

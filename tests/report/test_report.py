@@ -184,7 +184,7 @@ def test_a_rule_to_compare_that_gives_nan_is_an_error(
 ) -> None:
     (tmp_path / "rules.py").write_text(
         "from dew.algorithms import DAPO\nclass Mine(DAPO):\n    name = 'mine'\n"
-        "    def advantages(self, rollouts):\n        return super().advantages(rollouts) / 0.0\n"
+        "    def advantages(self, rollouts):\n        return super().advantages(rollouts).bfloat16() / 0.0\n"
     )
     monkeypatch.chdir(tmp_path)
     code, _, err = dew("report", run, "--compare", "rules.py:Mine", "-o", tmp_path / "page.html")

@@ -179,6 +179,8 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
         found[f"class {cls.__name__} has no name of its own."] = 'Write e.g. name = "mine" in the class.'
     if cls.advantages is Algorithm.advantages:
         found[f"class {cls.__name__} has no credit."] = "Define advantages(self, rollouts), or derive it from DAPO."
+    if cls.penalises and cls.penalties is Algorithm.penalties:
+        found[f"class {cls.__name__} has penalises = True, but no penalties."] = "Define penalties(self, rollouts, A)."
     for method, given in ((cls.advantages, ["self", "rollouts"]), (cls.loss, ["self", "logp", "part", "advantages"])):
         try:
             signature(method).bind(*given, **({"count": None} if method is cls.loss else {}))

@@ -12,6 +12,7 @@ from torch import Tensor
 from dew.algorithms.base import SIGNALS, Algorithm
 from dew.credit import wrong_sign
 from dew.errors import Problem, ShapeError, unknown, user_line
+from dew.ops import at_least_float32
 from dew.rollouts import Rollouts
 
 DIVISION = "Look for a division by 0, e.g. by the standard deviation of a group with equal rewards."
@@ -50,7 +51,7 @@ def give_credit(algorithm: Algorithm, rollouts: Rollouts) -> Credit:
 
 
 def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
-    """(P, G, T) `algorithm.advantages(rollouts)`, checked, and 0 where the mask is False; permuted for a placebo."""
+    """(P, G, T) `algorithm.advantages(rollouts)`, checked, float32 or wider, 0 where not live; permuted if placebo."""
     name, mask = algorithm.name, rollouts.mask
     copies = {key: x.clone() for key, x in vars(rollouts).items() if x is not None}
     rollouts = Rollouts(**copies)  # a rule may write to its rollouts
@@ -71,7 +72,7 @@ def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
         what = f"{name}: advantages(rollouts) returned {got}; expected (P, G, T) = {tuple(mask.shape)}."
         remedy = "For one value per answer, return A[..., None] * rollouts.mask with A of shape (P, G)."
         raise ShapeError(Problem(what, remedy=remedy))
-    A = torch.where(mask, A, 0)
+    A = torch.where(mask, at_least_float32(A), 0)
     return permuted(A, mask) if algorithm.placebo else A
 
 
