@@ -145,7 +145,7 @@ def test_page_and_json_have_the_content_of_the_records(run: Path) -> None:
 
 
 def test_credit_of_other_rules_on_the_recorded_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch of a rule is the recorded groups of a step; a group without entropies has fewer rules."""
+    """The batch of a rule is the recorded groups of a step; a group without possible entropies has fewer rules."""
     monkeypatch.chdir(tmp_path)
     Path("rules.py").write_text(
         "from dew.algorithms import DAPO\n\nclass Mine(DAPO):\n    name = 'mine'\n\n"
@@ -157,6 +157,7 @@ def test_credit_of_other_rules_on_the_recorded_groups(tmp_path: Path, monkeypatc
     bare = [answer(True, "ab"), answer(True, "abc"), answer(False, "a")]
     groups = [GroupRecord(1, 0, "", known, algorithm="forking_tokens", settings={"keep": 0.4})]
     groups += [GroupRecord(2, 0, "", bare, algorithm="trap.py:Trap"), GroupRecord(2, 1, "", bare[:2])]
+    groups += [GroupRecord(3, 0, "", [answer(c, "a", entropy=[-9.0], logp=[2.0]) for c in (True, False)])]
     content = content_of([Run("one", "records", groups=groups)], ["rules.py:Mine"])
     labels = [rule["label"] for rule in content["rules"]]
     assert [rule["method"] for rule in content["rules"][:4]] == ["GTPO", "GTPO", "GRPO-S", "GRPO"]
@@ -166,7 +167,7 @@ def test_credit_of_other_rules_on_the_recorded_groups(tmp_path: Path, monkeypatc
     assert mine[0] == pytest.approx([2 * a, -2 * a], abs=5e-3) and mine[2] == [0.0, 0.0]
     forked = rule_values(content, "forking_tokens(keep=0.4)")  # 4 of 10: 1.4 and 0.5, 0.9 and 0.4
     assert [[v != 0 for v in row] for row in forked[0]] == [[0, 1, 0, 0, 1], [1, 0, 0, 0, 1]]
-    assert forked[1] is None and mine[1] is not None
+    assert forked[1] is forked[3] is None and mine[1] is not None
     assert not Path("ran").exists()  # a record is data
 
 

@@ -110,6 +110,7 @@ def _batches(groups: Batch) -> "Iterator[tuple[Rollouts, Batch]]":
 def _rollouts(groups: Sequence[GroupRecord]) -> "Rollouts":
     import torch
 
+    from dew.checks import ROUNDING
     from dew.rollouts import PADDING, Rollouts
 
     rows = [(p, j, answer) for p, group in enumerate(groups) for j, answer in enumerate(group.answers)]
@@ -126,7 +127,10 @@ def _rollouts(groups: Sequence[GroupRecord]) -> "Rollouts":
         for name, value in (("reward", answer.reward), ("extra", answer.extra), ("rows", row)):
             by_answer[name][p, j] = value
     mask = by_token.pop("mask") > 0
-    recorded = {name: torch.from_numpy(x) for name, x in by_token.items() if np.isfinite(x[mask]).all()}
+    sign = {"entropy": 1, "logp": -1, "tokens": 1}  # records may come from anywhere
+    given = {name: x[mask] * sign[name] for name, x in by_token.items()}
+    known = [name for name, x in given.items() if np.isfinite(x).all() and (x >= -ROUNDING).all()]
+    recorded = {name: torch.from_numpy(by_token[name]) for name in known}
     recorded |= {name: torch.from_numpy(x) for name, x in by_answer.items()}
     return Rollouts(**recorded | {"mask": torch.from_numpy(mask), "tokens": recorded["tokens"].long()})
 
