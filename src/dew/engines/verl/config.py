@@ -36,6 +36,9 @@ SET_BY_VERL = {
     "max_tokens": "Set data.max_response_length.",
 }
 """Algorithm settings for which verl has keys of its own."""
+VERLS_LOSS = {"clip_ratio_c": 3.0, "tau_pos": 1.0, "tau_neg": 1.05, "policy_loss.clip_cov_ratio": 0.0002,
+              "policy_loss.clip_cov_lb": 1.0, "policy_loss.clip_cov_ub": 5.0}  # fmt: skip
+"""Keys of the actor that only verl's own losses read, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,9 @@ def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
     settings = {*algorithm_classes(), *(field.name for field in fields(algorithm))} if credits else set()
     given = [key for key in read(config, "algorithm") if key not in ours]
     wrong = [f"algorithm.{key}" for key in given if key in settings or did_you_mean(key, ours)]
-    found = [Problem(f"{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE.") for key in wrong]
+    wrong += [key for key in config if key in settings or key in ours]
+    remedy = "Write +algorithm.dew.NAME=VALUE, for records +algorithm.dew_run.NAME=VALUE."
+    found = [Problem(f"{key} is not read.", remedy=remedy) for key in wrong]
     moved = ("reward_model", "custom_reward_function", "sandbox_fusion")
     sections = {name: plain(read(config, name, {})) for name in moved}
     if old := [key for key, value in flat(sections).items() if value not in (None, {})]:
@@ -200,8 +205,9 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     unread: dict[str, tuple[Any, Any]] = {  # verl's key -> its default, and the value that describes the algorithm
         LOSS_MODE: ("vanilla", DEW_LOSS),
         f"{ACTOR}.loss_agg_mode": ("token-mean", ours[f"{ACTOR}.loss_agg_mode"]),
-        divisor: (None, ours.get(divisor)),
+        divisor: (None, ours.get(divisor, "null")),
         "algorithm.norm_adv_by_std_in_grpo": (True, algorithm.scale),
+        **{f"{ACTOR}.{key}": (default, default) for key, default in VERLS_LOSS.items()},
     }
     for key, allowed in unread.items():
         if (given := read(config, key, allowed[0])) not in allowed:
