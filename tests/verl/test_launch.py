@@ -504,7 +504,7 @@ def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fak
         train.resume(folder.path)
     (tmp_path / "fail").unlink()
     checkpoints.mkdir()
-    (checkpoints / train.LATEST).write_text("1")
+    (checkpoints / train.VERLS_LATEST).write_text("1")
     train.resume(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
     assert "CUDA out of memory" in (tmp_path / "run.log").read_text()

@@ -166,10 +166,16 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
     assert ours.algorithm.dew_run.folder == str(tmp_path / "runs/a")
     prepare(ours)  # twice changes nothing
     assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
+    RunFolder("runs/a").write_run({"engine": "verl"})
     RunFolder("runs/a").append_metrics({"step": 1})
     prepare(ours)  # it ended before its first checkpoint
     RunFolder("runs/a").write_run({"status": "done"})
     with pytest.raises(ConfigError, match="holds an earlier run, which verl would not resume"):
+        prepare(ours)
+    latest = tmp_path / ours.trainer.default_local_dir / "latest_checkpointed_iteration.txt"
+    latest.parent.mkdir(parents=True)
+    latest.touch()
+    with pytest.raises(ConfigError, match="whose last checkpoint is not from a run of gtpo in"):
         prepare(ours)
 
 

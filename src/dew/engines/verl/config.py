@@ -14,7 +14,7 @@ from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.algorithms.base import wrong_types
 from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
 from dew.run.config import flat
-from dew.run.folder import RunFolder
+from dew.run.folder import VERLS_LATEST, RunFolder
 from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
@@ -133,13 +133,18 @@ def read_run_settings(config: Any) -> RunSettings | None:
 
 
 def check_folder(config: Any, folder: str) -> None:
-    """Raise an error if the folder holds a run that verl will not resume: the metrics of both would be mixed. A run
-    that ended before its first checkpoint may start again, as a job that is queued again does."""
+    """Raise an error if the folder holds a run that verl will not resume, or if verl would resume another run: one run
+    would have the metrics or the weights of two. A run that ended before its first checkpoint may start again."""
     mode, saved = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
-    goes_on = RunFolder(folder).run().get("status") != "done" or (saved / "latest_checkpointed_iteration.txt").is_file()
+    run, name, checkpoint = RunFolder(folder).run(), read(config, "algorithm.adv_estimator"), saved / VERLS_LATEST
+    goes_on = run.get("engine") == "verl" and (run.get("status") != "done" or checkpoint.is_file())
     if RunFolder(folder).used() and not (mode == "resume_path" or (mode == "auto" and goes_on)):
         what = f"algorithm.dew_run.folder={folder} holds an earlier run, which verl would not resume."
         raise ConfigError(Problem(what, remedy="Choose another folder, or delete this one."))
+    if mode == "auto" and checkpoint.is_file() and run.get("algorithm", {}).get("name") != name:
+        what = f"verl would resume from {saved}, whose last checkpoint is not from a run of {name} in {folder}."
+        remedy = "Set another trainer.experiment_name; to train that model further, resume_mode=resume_path."
+        raise ConfigError(Problem(what, remedy=remedy))
 
 
 def changed_by_verl(algorithm: Algorithm) -> list[Problem]:
