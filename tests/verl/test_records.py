@@ -115,7 +115,8 @@ def test_verls_own_estimator_is_recorded_as_it_is():
 def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
-    recorder.start({"data": {"train_files": "train.parquet"}}, steps=7)
+    RunFolder(tmp_path).append_metrics({"step": 9})  # of a run without a checkpoint: this one starts again
+    recorder.start({"data": {"train_files": "train.parquet"}}, steps=7, done=0)
     recorder.add(1, found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
     recorder.end("done")

@@ -102,6 +102,6 @@ def compute_score(
     """Score an answer with the verifier named `data_source`. `score` is the reward; `acc` is raw correctness, which
     filters groups and separates O⁺ from O⁻."""
     row = {"answer": ground_truth, **(extra_info or {})}
-    [verdict] = verifier(data_source).verdicts([solution_str], [row])
+    [verdict] = verifier(str(data_source)).verdicts([solution_str], [row])
     found = {"verdict": verdict.status, "extracted": verdict.extracted or ""}
     return {"score": verdict.reward, "acc": float(verdict.correct), **found}

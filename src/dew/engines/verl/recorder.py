@@ -40,12 +40,15 @@ class Recorder(RunLog):
         self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
 
-    def start(self, config: Any, steps: int) -> None:
+    def start(self, config: Any, steps: int, done: int) -> None:
         gpus = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
         model, data = str(read(config, "actor_rollout_ref.model.path")), str(read(config, "data.train_files"))
         facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps}
         self.chosen = read(config, "algorithm.dew.threshold") is not None
+        if not done:  # an earlier run in the folder ended before its first checkpoint
+            self.folder.clear(whole=False)
         self.begin(self.algorithm, ["verl", "ray"], gpus, **facts)
+        self.resume(done)
 
     def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """Return the metrics of a batch. A step has several batches if verl syncs parameters less often than that."""
