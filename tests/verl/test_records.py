@@ -116,15 +116,15 @@ def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
     RunFolder(tmp_path).append_metrics({"step": 9})  # of a run without a checkpoint: this one starts again
-    recorder.start({"data": {"train_files": "train.parquet"}}, steps=7, done=0)
+    recorder.start({"data": {"train_batch_size": 4}, "actor_rollout_ref": {"rollout": {"n": 2}}}, steps=7, done=0)
     recorder.add(1, found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
     recorder.end("done")
     run = RunFolder(tmp_path)
     assert (run.run()["engine"], run.run()["status"], run.run()["algorithm"]["name"]) == ("verl", "done", "gtpo")
-    assert run.run()["steps"] == 7
     [line] = run.metrics()
-    assert (line["step"], line["loss"], line["accuracy"]) == (1, 0.1, 0.25)
+    assert (run.run()["steps"], line["step"], line["loss"], line["accuracy"]) == (7, 1, 0.1, 0.25)
+    assert line["unscored_share"] == 0.5  # 4 of 8 answers
 
 
 def test_a_graded_reward_is_an_alarm_of_the_step_that_saw_it(tmp_path):
