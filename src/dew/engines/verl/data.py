@@ -57,8 +57,7 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
 
 
 def verl_row(row: Row, index: int, split: str, verifier: str, columns: Sequence[str], prefix: str = "") -> Row:
-    missing = [column for column in columns if column not in row]
-    if missing:
+    if missing := [column for column in columns if column not in row]:
         raise ConfigError(f"verifier {verifier!r} reads the column {missing[0]!r}; the data has {', '.join(row)}.")
     prompt, gold = row["prompt"], columns or [name for name in row if name != "prompt"]
     if isinstance(prompt, str):
