@@ -135,14 +135,15 @@ def read_run_settings(config: Any) -> RunSettings | None:
 def check_folder(config: Any, folder: str) -> None:
     """Raise an error if the folder holds a run that verl will not resume, or if verl would resume another run: one run
     would have the metrics or the weights of two. A run that ended before its first checkpoint may start again."""
-    mode, saved = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
-    run, name, checkpoint = RunFolder(folder).run(), read(config, "algorithm.adv_estimator"), saved / VERLS_LATEST
-    goes_on = run.get("engine") == "verl" and (run.get("status") != "done" or checkpoint.is_file())
+    mode, where = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
+    run, saved = RunFolder(folder).run(), (where / VERLS_LATEST).is_file()
+    same = run.get("engine") == "verl" and read(run, "algorithm.name") == read(config, "algorithm.adv_estimator")
+    goes_on = same and (run.get("status") != "done" or saved)
     if RunFolder(folder).used() and not (mode == "resume_path" or (mode == "auto" and goes_on)):
         what = f"algorithm.dew_run.folder={folder} holds an earlier run, which verl would not resume."
         raise ConfigError(Problem(what, remedy="Choose another folder, or delete this one."))
-    if mode == "auto" and checkpoint.is_file() and run.get("algorithm", {}).get("name") != name:
-        what = f"verl would resume from {saved}, whose last checkpoint is not from a run of {name} in {folder}."
+    if mode == "auto" and saved and not same:
+        what = f"verl would resume from the checkpoint in {where}, but {folder} has no such run."
         remedy = "Set another trainer.experiment_name; to train that model further, resume_mode=resume_path."
         raise ConfigError(Problem(what, remedy=remedy))
 
@@ -194,8 +195,7 @@ def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
     given = [key for key in read(config, "algorithm") if key not in ours]
     wrong = [f"algorithm.{key}" for key in given if key in settings or did_you_mean(key, ours)]
     wrong += [key for key in config if key in settings or key in ours]
-    remedy = "Write +algorithm.dew.NAME=VALUE, for records +algorithm.dew_run.NAME=VALUE."
-    found = [Problem(f"{key} is not read.", remedy=remedy) for key in wrong]
+    found = [Problem(f"{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE (or dew_run).") for key in wrong]
     moved = ("reward_model", "custom_reward_function", "sandbox_fusion")
     sections = {name: plain(read(config, name, {})) for name in moved}
     if old := [key for key, value in flat(sections).items() if value not in (None, {})]:
