@@ -67,7 +67,8 @@ class RecordError(DewError, ValueError):
 
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`Did you mean 'gtpo'?`, or '' if no known word is close. A higher `cutoff` only accepts closer words."""
-    near = difflib.get_close_matches(word, list(known), cutoff=cutoff)
+    words, known = (word, word.lower()), list(known)
+    near = [x for w in words for x in difflib.get_close_matches(w, known, cutoff=cutoff)]
     near.sort(key=lambda name: sorted(name) != sorted(word))  # swapped letters first
     return f"Did you mean {near[0]!r}?" if near else ""
 

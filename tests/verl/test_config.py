@@ -103,13 +103,14 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
             for metric in ("reward", "seq_final_reward", None)  # not raw correctness
         ],
         ({"algorithm__dew": {"alhpa1": 1.0}}, "gtpo has no setting 'alhpa1'. Did you mean 'alpha1'?"),
+        ({"algorithm__dew": {"name": "gtpo"}}, "gtpo has no setting 'name'."),
         ({"algorithm__dew": 0.2}, "algorithm.dew=0.2 is not a setting"),
         ({"algorithm__dew": {"alpha2": -0.1}}, "alpha2=-0.1: a wrong answer would be rewarded for being sure"),
         *[
             ({"algorithm__dew": {key: 1}}, f"algorithm.dew.{key}: in a verl run, verl controls this")
             for key in SET_BY_VERL
         ],
-        ({"algorithm__adv_estimator": "grop"}, "Did you mean 'grpo'?"),  # a name of verl's
+        ({"algorithm__adv_estimator": "GROP"}, "Did you mean 'grpo'?"),  # a name of verl's
         ({"algorithm__adv_estimator": "grpo", LOSS: "kl_cvo"}, "kl_cvo is not known. Did you mean 'kl_cov'?"),
         ({"algorithm__adv_estimator": "optimal_token_baseline"}, "Train without dew: python -m verl.trainer.main_ppo"),
         ({"actor_rollout_ref__rollout": {"n": 1}}, "rollout.n=1: answers to the same prompt are compared."),
@@ -119,9 +120,11 @@ BUFFER = {"reward": {"reward_kwargs": {"overlong_buffer_cfg": {"enable": True}}}
         ({"algorithm__adv_estimator": "grpo_s", LOSS: "grpo_s"}, "loss_mode=grpo_s"),
         ({f"{ACTOR}loss_agg_mode": "seq-mean-token-mean"}, "loss_agg_mode=token-mean"),  # would be ignored
         ({"algorithm__norm_adv_by_std_in_grpo": False}, "Set algorithm.norm_adv_by_std_in_grpo=True"),
+        *[({f"{ACTOR}{key}": 2}, "settings of gtpo are") for key in ("clip_ratio_c", "policy_loss__clip_cov_lb")],
         ({"algorithm__adv_estimator": "dr_grpo", f"{ACTOR}loss_scale_factor": 99}, "loss_scale_factor=4096"),
+        ({f"{ACTOR}loss_scale_factor": 99}, "loss_scale_factor=null"),  # hydra reads None as text
         ({"algorithm__gtpo": {"alpha2": 0.2}}, "algorithm.gtpo is not read. Write +algorithm.dew."),
-        ({"algorithm__alpha2": 0.2}, "algorithm.alpha2 is not read"),
+        *[({key: {"a": 1}}, "is not read. Write +") for key in ("algorithm__alpha2", "gtpo", "dew", "dew_run")],
         ({"algorithm__dwe": {"alpha2": 0.2}}, "algorithm.dwe is not read"),
         ({"custom_reward_function": {"path": "mine.py", "name": None}}, "custom_reward_function.path: this release"),
         ({"sandbox_fusion": {"url": "http://box"}}, "sandbox_fusion.url: this release"),

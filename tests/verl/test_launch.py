@@ -184,7 +184,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"trainer.nnodes": 2}, "trainer.nnodes is a key of verl, not a setting. Write trainer.nnodes=VALUE"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "gtpo"}}, "Write `algorithm: gtpo` instead"),
         ({"algorithm": "dapo", "verl": {"algorithm.adv_estimator": "rloo"}}, "Write `algorithm: grpo` to use verl's"),
-        ({"learning_rate": "fast"}, "learning_rate='fast': expected int or float"),
+        ({"learning_rate": "fast", "verl": {"data.val_files": 0}}, "expected int or float.*\n.*val_files: dew"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": 5}, "not a whole number of groups of 5"),
         ({"loss_type": "dr_grpo"}, "no algorithm is named. Name it"),
@@ -504,7 +504,7 @@ def test_a_failed_run_shows_the_end_of_its_log_and_resumes_from_a_checkpoint(fak
         train.resume(folder.path)
     (tmp_path / "fail").unlink()
     checkpoints.mkdir()
-    (checkpoints / train.LATEST).write_text("1")
+    (checkpoints / train.VERLS_LATEST).write_text("1")
     train.resume(folder.path)
     assert folder.run()["status"] == "done" and folder.metrics()[0]["resume"] == "auto"
     assert "CUDA out of memory" in (tmp_path / "run.log").read_text()

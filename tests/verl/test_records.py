@@ -115,7 +115,8 @@ def test_verls_own_estimator_is_recorded_as_it_is():
 def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
-    recorder.start({"data": {"train_files": "train.parquet"}}, steps=7)
+    RunFolder(tmp_path).append_metrics({"step": 9})  # of a run without a checkpoint: this one starts again
+    recorder.start({"data": {"train_batch_size": 4}, "actor_rollout_ref": {"rollout": {"n": 2}}}, steps=7, done=0)
     recorder.add(1, found, TRUNCATED)
     recorder.step_end(1, {"actor/loss": 0.1}, {"gen": 1.0})
     recorder.end("done")
@@ -123,7 +124,7 @@ def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     assert (run.run()["engine"], run.run()["status"], run.run()["algorithm"]["name"]) == ("verl", "done", "gtpo")
     assert run.run()["steps"] == 7
     [line] = run.metrics()
-    assert (line["step"], line["loss"], line["accuracy"]) == (1, 0.1, 0.25)
+    assert (line["step"], line["loss"], line["accuracy"], line["unscored_share"]) == (1, 0.1, 0.25, 0.5)
 
 
 def test_a_graded_reward_is_an_alarm_of_the_step_that_saw_it(tmp_path):

@@ -162,15 +162,20 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
     monkeypatch.setenv(EXTERNAL, "mine")
     ours = config("algorithm.dew_run.folder=runs/a")
     prepare(ours)
-    assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
     assert ours.algorithm.dew_run.folder == str(tmp_path / "runs/a")
     prepare(ours)  # twice changes nothing
     assert ours.ray_kwargs.ray_init.runtime_env.env_vars[EXTERNAL] == "mine,dew.engines.verl.plugin"
+    RunFolder("runs/a").write_run({"engine": "verl", "algorithm": {"name": "gtpo"}})
     RunFolder("runs/a").append_metrics({"step": 1})
     prepare(ours)  # it ended before its first checkpoint
+    with pytest.raises(ConfigError, match="holds an earlier run"):
+        prepare(config("algorithm.adv_estimator=dapo", "algorithm.dew_run.folder=runs/a"))
     RunFolder("runs/a").write_run({"status": "done"})
     with pytest.raises(ConfigError, match="holds an earlier run, which verl would not resume"):
         prepare(ours)
+    (tmp_path / "runs/a/latest_checkpointed_iteration.txt").touch()
+    with pytest.raises(ConfigError, match=r"but .*/runs/b has no such run"):
+        prepare(config("algorithm.dew_run.folder=runs/b", "trainer.default_local_dir=runs/a"))
 
 
 def test_main_refuses_before_ray_starts(monkeypatch):

@@ -72,7 +72,7 @@ def algorithm_classes() -> dict[str, type[Algorithm]]:
     return {cls.name: cls for cls in _BY_NAME.values()}
 
 
-def get_algorithm(name: str, **settings: Any) -> Algorithm:
+def get_algorithm(name: str, /, **settings: Any) -> Algorithm:
     """Return an algorithm by name, with its paper's settings unless given: `get_algorithm("gtpo", alpha2=0.2)`.
 
     `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.

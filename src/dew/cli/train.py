@@ -14,7 +14,7 @@ from dew.cli.runs import Child, RunView, followed, run_all
 from dew.errors import ConfigError, EngineError, Problem
 from dew.files import stay_inside, sweep, write_atomically
 from dew.run.config import OWN_KEYS, Run, read_run, read_yaml, to_yaml
-from dew.run.folder import RunFolder, claim, is_main_process, lock
+from dew.run.folder import VERLS_LATEST, RunFolder, claim, is_main_process, lock
 from dew.run.permission import check_permission
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from dew.engines.trl.launch import Parsed
     from dew.engines.verl.launch import Launch
 
-LATEST = "latest_checkpointed_iteration.txt"
-"""verl's file with the step of its last complete checkpoint."""
 VERL_CONFIG = "verl.yaml"
 """The run's config. On TRL this is config.yaml, but here that file is verl's own configuration."""
 
@@ -187,7 +185,7 @@ def resume_on_verl(folder: Path, changed: dict[str, Any], untrusted: bool) -> No
     if facts.get("status") == "done" and steps <= facts.get("steps", steps):
         out.print(f"{folder} is finished.\n{_next_steps(launch, folder)}")
         return
-    if not (Path(launch["trainer.default_local_dir"]) / LATEST).is_file():
+    if not (Path(launch["trainer.default_local_dir"]) / VERLS_LATEST).is_file():
         advice = f"Start again with a smaller save_steps: dew train {folder / VERL_CONFIG} --output_dir NEW_FOLDER."
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
     _require_verl()
@@ -242,7 +240,7 @@ def _next_steps(launch: "Launch", folder: Path) -> str:
 
 
 def merge_command(checkpoints: Path, folder: Path) -> str:
-    latest = checkpoints / LATEST
+    latest = checkpoints / VERLS_LATEST
     step = latest.read_text().strip() if latest.is_file() else "N"
     shards = checkpoints / f"global_step_{step}" / "actor"
     return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"

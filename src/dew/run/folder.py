@@ -21,6 +21,8 @@ from dew.run.records import SCHEMA, GroupRecord, Json, check_schema, read_record
 MODEL_FILES = ("config.json", "adapter_config.json")
 RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
 """The first line of the config.yaml in a run folder."""
+VERLS_LATEST = "latest_checkpointed_iteration.txt"
+"""verl's file with the step of its last complete checkpoint."""
 SILENCE = 600.0
 """A run without a lock file has ended after this many seconds plus ten times its usual step time without a step."""
 is_main_process = os.environ.get("RANK", "0") == "0"

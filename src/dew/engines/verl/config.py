@@ -14,7 +14,7 @@ from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.algorithms.base import wrong_types
 from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
 from dew.run.config import flat
-from dew.run.folder import RunFolder
+from dew.run.folder import VERLS_LATEST, RunFolder
 from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
@@ -36,6 +36,9 @@ SET_BY_VERL = {
     "max_tokens": "Set data.max_response_length.",
 }
 """Algorithm settings for which verl has keys of its own."""
+VERLS_LOSS = {"clip_ratio_c": 3.0, "tau_pos": 1.0, "tau_neg": 1.05, "policy_loss.clip_cov_ratio": 0.0002,
+              "policy_loss.clip_cov_lb": 1.0, "policy_loss.clip_cov_ub": 5.0}  # fmt: skip
+"""Keys of the actor that only verl's own losses read, and their defaults."""
 
 
 @dataclass(frozen=True)
@@ -130,13 +133,19 @@ def read_run_settings(config: Any) -> RunSettings | None:
 
 
 def check_folder(config: Any, folder: str) -> None:
-    """Raise an error if the folder holds a run that verl will not resume: the metrics of both would be mixed. A run
-    that ended before its first checkpoint may start again, as a job that is queued again does."""
-    mode, saved = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
-    goes_on = RunFolder(folder).run().get("status") != "done" or (saved / "latest_checkpointed_iteration.txt").is_file()
+    """Raise an error if the folder holds a run that verl will not resume, or if verl would resume another run: one run
+    would have the metrics or the weights of two. A run that ended before its first checkpoint may start again."""
+    mode, where = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
+    run, saved = RunFolder(folder).run(), (where / VERLS_LATEST).is_file()
+    same = run.get("engine") == "verl" and read(run, "algorithm.name") == read(config, "algorithm.adv_estimator")
+    goes_on = same and (run.get("status") != "done" or saved)
     if RunFolder(folder).used() and not (mode == "resume_path" or (mode == "auto" and goes_on)):
         what = f"algorithm.dew_run.folder={folder} holds an earlier run, which verl would not resume."
         raise ConfigError(Problem(what, remedy="Choose another folder, or delete this one."))
+    if mode == "auto" and saved and not same:
+        what = f"verl would resume from the checkpoint in {where}, but {folder} has no such run."
+        remedy = "Set another trainer.experiment_name; to train that model further, resume_mode=resume_path."
+        raise ConfigError(Problem(what, remedy=remedy))
 
 
 def changed_by_verl(algorithm: Algorithm) -> list[Problem]:
@@ -185,7 +194,8 @@ def _unread_keys(config: Any, algorithm: Algorithm) -> list[Problem]:
     settings = {*algorithm_classes(), *(field.name for field in fields(algorithm))} if credits else set()
     given = [key for key in read(config, "algorithm") if key not in ours]
     wrong = [f"algorithm.{key}" for key in given if key in settings or did_you_mean(key, ours)]
-    found = [Problem(f"{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE.") for key in wrong]
+    wrong += [key for key in config if key in settings or key in ours]
+    found = [Problem(f"{key} is not read.", remedy="Write +algorithm.dew.NAME=VALUE (or dew_run).") for key in wrong]
     moved = ("reward_model", "custom_reward_function", "sandbox_fusion")
     sections = {name: plain(read(config, name, {})) for name in moved}
     if old := [key for key, value in flat(sections).items() if value not in (None, {})]:
@@ -200,8 +210,9 @@ def _loss_problems(config: Any, algorithm: Algorithm) -> list[Problem]:
     unread: dict[str, tuple[Any, Any]] = {  # verl's key -> its default, and the value that describes the algorithm
         LOSS_MODE: ("vanilla", DEW_LOSS),
         f"{ACTOR}.loss_agg_mode": ("token-mean", ours[f"{ACTOR}.loss_agg_mode"]),
-        divisor: (None, ours.get(divisor)),
+        divisor: (None, ours.get(divisor, "null")),
         "algorithm.norm_adv_by_std_in_grpo": (True, algorithm.scale),
+        **{f"{ACTOR}.{key}": (default, default) for key, default in VERLS_LOSS.items()},
     }
     for key, allowed in unread.items():
         if (given := read(config, key, allowed[0])) not in allowed:

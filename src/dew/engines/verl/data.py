@@ -57,8 +57,7 @@ def prepare_data(launch: Launch, tokenizer: Any) -> Data:
 
 
 def verl_row(row: Row, index: int, split: str, verifier: str, columns: Sequence[str], prefix: str = "") -> Row:
-    missing = [column for column in columns if column not in row]
-    if missing:
+    if missing := [column for column in columns if column not in row]:
         raise ConfigError(f"verifier {verifier!r} reads the column {missing[0]!r}; the data has {', '.join(row)}.")
     prompt, gold = row["prompt"], columns or [name for name in row if name != "prompt"]
     if isinstance(prompt, str):
@@ -102,6 +101,6 @@ def compute_score(
     """Score an answer with the verifier named `data_source`. `score` is the reward; `acc` is raw correctness, which
     filters groups and separates O⁺ from O⁻."""
     row = {"answer": ground_truth, **(extra_info or {})}
-    [verdict] = verifier(data_source).verdicts([solution_str], [row])
+    [verdict] = verifier(str(data_source)).verdicts([solution_str], [row])
     found = {"verdict": verdict.status, "extracted": verdict.extracted or ""}
     return {"score": verdict.reward, "acc": float(verdict.correct), **found}

@@ -166,8 +166,7 @@ class Translation:
             if runs_on_verl(type(algorithm)) and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
-            problem = only_on_trl(name)
-            self.problems.append(replace(problem, remedy=own) if ":" in name else problem)
+            self.problems.append(replace(only_on_trl(name), remedy=own) if ":" in name else only_on_trl(name))
         except DewError as error:
             self.problems += error.problems
         return None
@@ -220,6 +219,8 @@ class Translation:
             self.problem("model_name_or_path is missing.", "Name a model folder, a hub model, or tiny.")
         if self.run.task is None:
             self.problem("task is missing: verl reads problems that dew prepares.", "Write e.g. task: dapo17k.")
+        if files := [key for key in ("data.train_files", "data.val_files") if key in self.own]:
+            self.problem(f"{files[0]}: dew writes the data itself.", "Give your file as `task:`, or run verl yourself.")
         try:
             if self.run.task and not has_messages(task(self.run.task, **self.run.task_settings)):
                 found[f"{MODEL}.custom_chat_template"] = PLAIN_TEMPLATE

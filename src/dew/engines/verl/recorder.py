@@ -40,12 +40,16 @@ class Recorder(RunLog):
         self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
 
-    def start(self, config: Any, steps: int) -> None:
+    def start(self, config: Any, steps: int, done: int) -> None:
         gpus = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
         model, data = str(read(config, "actor_rollout_ref.model.path")), str(read(config, "data.train_files"))
+        self.sampled = int(read(config, "data.train_batch_size")) * int(read(config, f"{ROLLOUT}.n"))
         facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps}
         self.chosen = read(config, "algorithm.dew.threshold") is not None
+        if not done:  # an earlier run in the folder ended before its first checkpoint
+            self.folder.clear(whole=False)
         self.begin(self.algorithm, ["verl", "ray"], gpus, **facts)
+        self.resume(done)
 
     def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """Return the metrics of a batch. A step has several batches if verl syncs parameters less often than that."""
@@ -59,14 +63,14 @@ class Recorder(RunLog):
         return self._recorded != step and due(step, self.settings.records_every, 1)
 
     def record(self, step: int, batch: CreditedBatch, columns: dict[str, Any], tokenizer: Any) -> None:
-        number = self.settings.records_groups
-        groups = group_records(step, self.algorithm, columns, batch.credit, tokenizer, number)
+        groups = group_records(step, self.algorithm, columns, batch.credit, tokenizer, self.settings.records_groups)
         self.folder.write_records(step, groups, self.settings.records_keep)
         self._recorded = step
 
     def step_end(self, step: int, metrics: dict[str, Any], timing: dict[str, float]) -> None:
         batches, self._batches = self._batches, []
-        self.write(step, step_numbers(batches, metrics, timing, self.algorithm.threshold))
+        lost = max(0.0, 1 - sum(n for n, _ in batches) / self.sampled)  # verl drops answers whose reward raised
+        self.write(step, {"unscored_share": lost, **step_numbers(batches, metrics, timing, self.algorithm.threshold)})
 
 
 def batch_numbers(batch: CreditedBatch, truncated: Tensor, threshold: float) -> Numbers:

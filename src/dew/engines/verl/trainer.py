@@ -62,9 +62,8 @@ class CreditMixin:
         recorder = self._recorder
         if recorder is None:
             return super().fit(agent_loop_manager)  # type: ignore[misc]
-        recorder.start(self.config, self.total_training_steps)
+        recorder.start(self.config, self.total_training_steps, self.global_steps)
         write_atomically(recorder.folder.path / "config.yaml", self._resolved.encode())
-        recorder.resume(self.global_steps)
         with recorder.running():
             super().fit(agent_loop_manager)  # type: ignore[misc]
 
