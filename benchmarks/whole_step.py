@@ -64,13 +64,15 @@ from dew.decoding import Decoder
 from dew.engines.trl import DewConfig, DewTrainer, rollout
 from dew.tasks import task
 
-UNPADDED = {"attn_implementation": "unpadded"}
+UNPADDED = ", unpadded attention"
+"""Ends the names of cases whose attention skips padding."""
 # name -> (dew's algorithm, or None for plain TRL; settings)
 CASES = {
     "TRL GRPO, generate": (None, {}),
     "TRL GRPO, vLLM": (None, {"use_vllm": True}),
-    "TRL GRPO, vLLM, unpadded attention": (None, {"use_vllm": True, "model_init_kwargs": UNPADDED}),
+    f"TRL GRPO, vLLM{UNPADDED}": (None, {"use_vllm": True}),
     "dew GTPO": ("gtpo", {}),
+    f"dew GTPO{UNPADDED}": ("gtpo", {}),
     "dew DAPO": ("dapo", {"algorithm_kwargs": {"dynamic_sampling": False}}),
     "dew GTPO, TRL's micro-batches": ("gtpo", {"less_padding": False}),
     "dew GTPO, vLLM": ("gtpo", {"use_vllm": True}),
@@ -287,7 +289,8 @@ def measure(name, options, shape, folder):
     if settings.get("use_vllm"):
         common |= {"vllm_mode": "colocate", "vllm_gpu_memory_utilization": options.vllm_memory}
         common["vllm_max_model_length"] = options.completion + 1024
-        common["model_init_kwargs"] = {"dtype": base_dtype(options), **settings.get("model_init_kwargs", {})}
+        attention = {"attn_implementation": "unpadded"} if name.endswith(UNPADDED) else {}
+        common["model_init_kwargs"] = {"dtype": base_dtype(options), **attention}
         if options.limits:
             lengths.force_on_vllm()
         if options.small:
@@ -299,6 +302,9 @@ def measure(name, options, shape, folder):
     last = (options.warm_up + options.steps) * turns
     trace = options.trace and options.trace / f"{re.sub(r'[^a-z0-9]+', '-', name.lower())}.json.gz"
     timer, model = Phases(cuda, options.optimizer_steps, last, trace, lengths), build()
+    if name.endswith(UNPADDED):
+        model.set_attn_implementation("unpadded")
+        rollout.refusal = lambda _: None  # dew's sampler does not know its name
     if options.compile:
         compile_layers(model)
     if settings.get("use_vllm"):  # vLLM loads the weights from a folder

@@ -505,10 +505,13 @@ def test_buffers_are_reused_for_similar_sizes():
     assert all(rows <= decoder._capacity(rows) < 2 * rows for rows in range(2, 2000))
 
 
-def test_training_mode_and_attention_are_restored():
-    model = trl_tiny.model().train()
-    greedy(model).answers(PROMPTS, 3)
-    assert model.training and model.config._attn_implementation == trl_tiny.model().config._attn_implementation
+@pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])
+def test_training_mode_and_attention_are_restored(attention):
+    """Flash attention, which cannot run here, is only for training."""
+    model, expected = trl_tiny.model().train(), greedy(trl_tiny.model()).answers(PROMPTS, 3)
+    model.config._attn_implementation_internal = attention
+    assert greedy(model).answers(PROMPTS, 3) == expected
+    assert model.training and model.config._attn_implementation == attention
 
 
 def test_unsupported_models():
@@ -519,6 +522,9 @@ def test_unsupported_models():
         return refusal(model)
 
     assert why_not(trl_tiny.model()) is None
+    for attention, why in (("kernels-community/flash-attn2", None), ("mine", "its attention is mine")):
+        (model := trl_tiny.model()).config._attn_implementation_internal = attention
+        assert why_not(model) == why
     assert refusal(trl_tiny.model()) == "its device is cpu, not cuda"
     assert refusal(torch.nn.Linear(2, 2)) == "it is not a transformers model"
     assert "sharded" in why_not(trl_tiny.model().to("meta"))

@@ -39,6 +39,10 @@ KEEP = 1 / 16
 """A KV cache above this share of the device's memory is released after each call, unless `keep` is set."""
 
 
+PLAIN = ("sdpa", "eager", "None")
+"""Attention that prompts are read with, if the model has it."""
+
+
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
     """The parts of the model to replace by fused kernels, and the name of the attention."""
     if not HAS_TRITON:
@@ -80,7 +84,8 @@ def refusal(model: Any, devices: Sequence[str] = ("cuda",)) -> str | None:
     if config is None or not hasattr(model, "get_input_embeddings"):
         return "it is not a transformers model"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    attention = getattr(config, "_attn_implementation", None)
+    attention = str(getattr(config, "_attn_implementation", None))
+    usual = attention in PLAIN or "flash" in attention or attention == "flex_attention"
     parameters = [(p, f"{type(p).__name__} {type(p.data).__name__}") for p in model.parameters()]
     sharded = any(p.is_meta or hasattr(p, "ds_id") or "DTensor" in kind for p, kind in parameters)
     reasons = (
@@ -90,7 +95,7 @@ def refusal(model: Any, devices: Sequence[str] = ("cuda",)) -> str | None:
         (kinds != {"full_attention"}, f"its layers are {', '.join(sorted(kinds))}"),
         (getattr(config, "attn_logit_softcapping", None) is not None, "its attention scores are soft-capped"),
         (not getattr(model, "_can_compile_fullgraph", False), "transformers cannot run it with a static cache"),
-        (attention not in ("sdpa", "eager", None), f"its attention is {attention}"),
+        (not usual, f"its attention is {attention}"),
         (getattr(model, "is_quantized", False), "its weights are quantized"),
         (sharded, "its weights are sharded"),
     )
@@ -125,6 +130,10 @@ class Decoder:
         """The model that a step runs: without its head if dew can compute the head in float32."""
         self.parts, self.attention = _fused_parts(causal) if self.device.type == "cuda" else ([], GATHERED)
         """What a one-token step replaces in the model, as for `replaced`."""
+        config = causal.config.get_text_config()
+        plain = str(config._attn_implementation) in PLAIN
+        self.prefill_parts = [] if plain else [(config, "_attn_implementation_internal", "sdpa")]
+        """What a prefill pass replaces: flash and flex attention may not take these masks or this dtype."""
         self._release()
 
     def answers(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from dew.decoding.buffers import Buffers
+from dew.decoding.buffers import Buffers, replaced
 
 PREFILL = 65_536
 """Maximum tokens of a prefill pass, with padding."""
@@ -150,4 +150,5 @@ class Prefill:
         live = torch.tensor([[0] * (width - len(t)) + [1] * len(t) for t in texts], device=device)
         cache, positions = DynamicCache(config=model.config), (live.cumsum(1) - 1).clamp_min(0)
         inputs = {"input_ids": ids, "attention_mask": live, "position_ids": positions, "past_key_values": cache}
-        return Pass(cache, live, self._decoder.logits(**inputs))
+        with replaced(self._decoder.prefill_parts):
+            return Pass(cache, live, self._decoder.logits(**inputs))
