@@ -12,6 +12,8 @@ pytest.importorskip("verl", reason="verl is not installed: these run with `make 
 
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
+from pyarrow import Table
+from pyarrow.parquet import write_table
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl.trainer.ppo.ray_trainer import compute_advantage
 
@@ -178,8 +180,12 @@ def test_every_process_of_a_run_imports_the_plug_in(monkeypatch, tmp_path):
         prepare(config("algorithm.dew_run.folder=runs/b", "trainer.default_local_dir=runs/a"))
 
 
-def test_main_refuses_before_ray_starts(monkeypatch):
+def test_main_refuses_before_ray_starts(monkeypatch, tmp_path):
     monkeypatch.setattr("dew.engines.verl.main.run_ppo", lambda *_: pytest.fail("Ray was started"))
+    table, ours = tmp_path / "train.parquet", "reward.custom_reward_function.path=pkg://dew.engines.verl.data"
+    write_table(Table.from_pydict({"data_source": ["gsm8k", "openai/gsm8k"]}), table)
+    with pytest.raises(ConfigError, match=r"'openai/gsm8k' names no verifier\. Did you mean 'gsm8k'"):
+        start(config(ours, f"data.train_files={table}"))
     with pytest.raises(EngineError, match="bypass_mode"):
         start(config("algorithm.rollout_correction.bypass_mode=True"))
     with pytest.raises(ConfigError, match="no_such_module cannot be imported"):

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dew.compare.sampling import prompt_ids
+from dew.engines.verl.config import plain, read
 from dew.engines.verl.launch import Launch
-from dew.errors import ConfigError, Problem, loading
+from dew.errors import ConfigError, Problem, loading, unknown
 from dew.rewards import verifier
+from dew.rewards.verifiers import VERIFIERS, has_verifier
 from dew.run.config import held_out_rows, training_rows, verifier_of
 from dew.run.models import check_model
 from dew.tasks import Row
@@ -104,3 +106,18 @@ def compute_score(
     [verdict] = verifier(str(data_source)).verdicts([solution_str], [row])
     found = {"verdict": verdict.status, "extracted": verdict.extracted or ""}
     return {"score": verdict.reward, "acc": float(verdict.correct), **found}
+
+
+def check_sources(config: Any) -> None:
+    """Raise an error if a file for `compute_score` has a `data_source` without a verifier: its answers would fail."""
+    if read(config, "reward.custom_reward_function.path") != f"pkg://{__name__}":
+        return
+    from pyarrow.parquet import ParquetFile
+
+    given = [plain(read(config, f"data.{name}_files", [])) for name in ("train", "val")]
+    for file in [x for files in given for x in ([files] if isinstance(files, str) else files)]:
+        if Path(file).is_file() and "data_source" in (table := ParquetFile(file)).schema_arrow.names:
+            for name in table.read(["data_source"])["data_source"].unique().to_pylist():
+                if not has_verifier(name):
+                    what, word = f"{file}: data_source={name!r} names no verifier.", str(name).rpartition("/")[2]
+                    raise ConfigError(unknown(what, word, VERIFIERS))

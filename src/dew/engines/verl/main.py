@@ -39,6 +39,7 @@ from dew.engines.verl.config import (
     plain,
     read_run_settings,
 )
+from dew.engines.verl.data import check_sources
 
 
 class Runner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -59,6 +60,7 @@ def prepare(config: Any) -> None:
         logging.getLogger("dew").warning("%s", problem)
     if (run := read_run_settings(config)) is not None:
         check_folder(config, run.folder)
+    check_sources(config)
     modules = [name for name in os.environ.get(EXTERNAL, "").split(",") if name and name != plugin.__name__]
     variable = f"ray_kwargs.ray_init.runtime_env.env_vars.{EXTERNAL}"
     with open_dict(config):
