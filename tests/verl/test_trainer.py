@@ -186,6 +186,9 @@ def test_main_refuses_before_ray_starts(monkeypatch, tmp_path):
     write_table(Table.from_pydict({"data_source": ["gsm8k", "openai/gsm8k"]}), table)
     with pytest.raises(ConfigError, match=r"'openai/gsm8k' names no verifier\. Did you mean 'gsm8k'"):
         start(config(ours, f"data.train_files={table}"))
+    table.write_text("{}")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        start(config(ours, f"data.train_files=[{table}]"))
     with pytest.raises(EngineError, match="bypass_mode"):
         start(config("algorithm.rollout_correction.bypass_mode=True"))
     with pytest.raises(ConfigError, match="no_such_module cannot be imported"):

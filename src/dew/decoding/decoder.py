@@ -39,8 +39,8 @@ KEEP = 1 / 16
 """A KV cache above this share of the device's memory is released after each call, unless `keep` is set."""
 
 
-PLAIN = ("sdpa", "eager", "None")
-"""Attention that prompts are read with, if the model has it."""
+PLAIN = ("sdpa", "eager")
+"""Attention of a model that also reads its prompts."""
 
 
 def _fused_parts(model: Any) -> tuple[list[Any], str]:
@@ -84,7 +84,7 @@ def refusal(model: Any, devices: Sequence[str] = ("cuda",)) -> str | None:
     if config is None or not hasattr(model, "get_input_embeddings"):
         return "it is not a transformers model"
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    attention = str(getattr(config, "_attn_implementation", None))
+    attention = getattr(config, "_attn_implementation", None) or "sdpa"
     usual = attention in PLAIN or "flash" in attention or attention == "flex_attention"
     parameters = [(p, f"{type(p).__name__} {type(p.data).__name__}") for p in model.parameters()]
     sharded = any(p.is_meta or hasattr(p, "ds_id") or "DTensor" in kind for p, kind in parameters)
@@ -131,7 +131,7 @@ class Decoder:
         self.parts, self.attention = _fused_parts(causal) if self.device.type == "cuda" else ([], GATHERED)
         """What a one-token step replaces in the model, as for `replaced`."""
         config = causal.config.get_text_config()
-        plain = str(config._attn_implementation) in PLAIN
+        plain = config._attn_implementation in (*PLAIN, None)
         self.prefill_parts = [] if plain else [(config, "_attn_implementation_internal", "sdpa")]
         """What a prefill pass replaces: flash and flex attention may not take these masks or this dtype."""
         self._release()

@@ -187,7 +187,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
 
     def _batch_problems(self) -> list[Problem]:
         if self.per_device_train_batch_size < 1:
-            return []  # LIMITS has it
+            return []  # LIMITS refuses it
         if self.num_generations < 2:
             return [Problem(f"num_generations={self.num_generations}:", remedy="Give at least 2; TRL's default is 8.")]
         sampled, G, per_device = self.batches.sampled, self.num_generations, self.per_device_train_batch_size

@@ -13,7 +13,7 @@ from typing import Any
 from dew.compare.sampling import prompt_ids
 from dew.engines.verl.config import plain, read
 from dew.engines.verl.launch import Launch
-from dew.errors import ConfigError, Problem, loading, unknown
+from dew.errors import ConfigError, Problem, loading, unknown, unreadable
 from dew.rewards import verifier
 from dew.rewards.verifiers import VERIFIERS, has_verifier
 from dew.run.config import held_out_rows, training_rows, verifier_of
@@ -115,9 +115,15 @@ def check_sources(config: Any) -> None:
     from pyarrow.parquet import ParquetFile
 
     given = [plain(read(config, f"data.{name}_files", [])) for name in ("train", "val")]
-    for file in [x for files in given for x in ([files] if isinstance(files, str) else files)]:
-        if Path(file).is_file() and "data_source" in (table := ParquetFile(file)).schema_arrow.names:
-            for name in table.read(["data_source"])["data_source"].unique().to_pylist():
-                if not has_verifier(name):
-                    what, word = f"{file}: data_source={name!r} names no verifier.", str(name).rpartition("/")[2]
-                    raise ConfigError(unknown(what, word, VERIFIERS))
+    files = [Path(x) for one in given for x in ([one] if isinstance(one, str) else one)]
+    for file in [file for file in files if file.suffix == ".parquet" and file.is_file()]:
+        try:
+            table = ParquetFile(file)
+            known = "data_source" in table.schema_arrow.names
+            names = table.read(["data_source"])["data_source"].unique().to_pylist() if known else []
+        except (OSError, ValueError) as error:
+            raise ConfigError(unreadable(file, error)) from error
+        for name in names:
+            if not has_verifier(name):
+                what, word = f"{file}: data_source={name!r} names no verifier.", str(name).rpartition("/")[2]
+                raise ConfigError(unknown(what, word, VERIFIERS))

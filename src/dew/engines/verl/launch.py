@@ -166,7 +166,8 @@ class Translation:
             if runs_on_verl(type(algorithm)) and ":" not in name:
                 return algorithm
             own = f"Register the class, and name its module in `verl: {{{MODEL}.external_lib: ...}}`."
-            self.problems.append(replace(only_on_trl(name), remedy=own) if ":" in name else only_on_trl(name))
+            problem = only_on_trl(name)
+            self.problems.append(replace(problem, remedy=own) if ":" in name else problem)
         except DewError as error:
             self.problems += error.problems
         return None
