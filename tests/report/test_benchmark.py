@@ -180,6 +180,11 @@ def test_a_score_that_is_not_finite_in_a_run_has_no_mean():
     assert "| dapo | 9 |" in table and "| 0.500 |  |  | 9.000 |" in markdown(runs)
 
 
+def test_a_learning_rate_counts_once_it_has_all_seeds():
+    runs = [b.Result(arm, seed, {"pass@1": 0.5}, "t", 2e-5) for arm, seed in (("dapo", 0), ("dapo", 1), ("dew", 0))]
+    assert b.rate_means(runs, 2) == {"dapo": {2e-5: 0.5}}
+
+
 def test_earlier_runs_at_other_rates_are_left_out(monkeypatch):
     found = [b.Result("dapo", 0, {}, "gsm8k", rate) for rate in (2e-5, 4e-5)]
     monkeypatch.setattr(b, "study", lambda *_, **__: found)

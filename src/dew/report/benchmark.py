@@ -148,7 +148,8 @@ def rate_means(runs: Sequence[Result], seeds: int | None = None) -> dict[str, di
     for r in runs:
         of.setdefault(r.arm, {}).setdefault(r.learning_rate or 0, []).append(r.scores["pass@1"])
     seeds = seeds or STAGES["stage1"].seeds["A-train"]
-    return {arm: {x: fmean(y) for x, y in sorted(at.items()) if len(y) >= seeds} for arm, at in of.items()}
+    found = {arm: {x: fmean(y) for x, y in sorted(at.items()) if len(y) >= seeds} for arm, at in of.items()}
+    return {arm: means for arm, means in found.items() if means}
 
 
 def by_arm(runs: Iterable[Result]) -> dict[str, list[Result]]:
