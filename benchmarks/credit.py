@@ -24,6 +24,7 @@ from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
+import psutil
 import torch
 
 from dew.algorithms import parse_algorithm
@@ -58,11 +59,6 @@ def seconds(run: Callable[[], object], device: str, repeats: int) -> float:
     return statistics.median(times[1:])  # the first is a warm-up
 
 
-def resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * 4096
-
-
 def peak_bytes(run: Callable[[], object], device: str) -> int:
     """Growth of memory during `run`."""
     gc.collect()
@@ -73,11 +69,12 @@ def peak_bytes(run: Callable[[], object], device: str) -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
     ctypes.CDLL(None).malloc_trim(0)  # memory kept from earlier runs would hide this one's growth
-    before, peak, done = resident(), [0], threading.Event()
+    process, done = psutil.Process(), threading.Event()
+    before, peak = process.memory_info().rss, [0]
 
     def watch() -> None:
         while not done.is_set():
-            peak[0] = max(peak[0], resident())
+            peak[0] = max(peak[0], process.memory_info().rss)
             time.sleep(0.002)
 
     watcher = threading.Thread(target=watch)

@@ -35,15 +35,12 @@ import torch
 from datasets import Dataset
 from long_answers import lengths_of
 from peft import LoraConfig
-from rollout import QWEN, SHAPES
+from rollout import QWEN, SHAPES, SMALL
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from dew.engines.trl import DewConfig, DewTrainer
-
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": True}  # fmt: skip
 
 PEAK, END = 989e12, 1
 

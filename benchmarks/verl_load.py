@@ -19,6 +19,8 @@ import time
 from datetime import date
 from pathlib import Path
 
+import psutil
+
 GROUP, TOKENS, SIZES = 16, 8192, (512, 1024, 2048, 4096)
 ALGORITHMS = ("gtpo", "grpo_s", "forking_tokens")
 
@@ -49,15 +51,11 @@ def measure(name: str, answers: int, repeats: int) -> dict[str, float]:
             estimate(token_level_rewards=rewards, response_mask=mask, index=uid)
         return time.process_time() - start
 
-    before = resident()
+    before = psutil.Process().memory_info().rss
     call()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     seconds = statistics.median(call() for _ in range(repeats))
     return {"seconds": seconds, "extra": peak - before, "batch": answers * TOKENS * 9, "tokens": answers * TOKENS}
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def rows(repeats: int) -> list[str]:

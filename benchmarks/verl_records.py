@@ -57,21 +57,13 @@ def compare(run: Path, folder: str, step: int, device: str, temperature: float) 
     rows = list(recorded_answers(groups, AutoTokenizer.from_pretrained(folder)))
     if not rows:
         raise SystemExit(f"{run} has no recorded answer of step {step} with entropies.")
-    found = {"verl": [torch.tensor([x for *_, a in rows for x in column(a)]) for column in (_logp, _entropy)]}
+    found = {"verl": [torch.tensor([x for *_, a in rows for x in getattr(a, name)]) for name in ("logp", "entropy")]}
     for name, dtype in (("dew bf16", torch.bfloat16), ("dew float32", torch.float32)):
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device).eval()
         scores = [score(model, prompt, answer, temperature) for prompt, answer, _ in rows]
         found[name] = [torch.cat(part) for part in zip(*scores, strict=True)]
         del model
     return found, sum(len(group.answers) for group in groups) - len(rows)
-
-
-def _logp(answer: AnswerRecord) -> list[float]:
-    return list(answer.logp or [])
-
-
-def _entropy(answer: AnswerRecord) -> list[float]:
-    return list(answer.entropy or [])
 
 
 def table(found: dict[str, list[Tensor]]) -> str:

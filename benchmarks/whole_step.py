@@ -52,9 +52,9 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # a look for GPUs m
 import torch
 from datasets import Dataset
 from long_answers import END, Ending, lengths_of
-from rollout import QWEN, SHAPES
+from rollout import QWEN, SHAPES, SMALL
 from torch.profiler import ProfilerActivity, profile, record_function
-from trainer_step import SMALL, StepTimer, adapters, compile_layers, tokenizer
+from trainer_step import StepTimer, adapters, alternating, compile_layers, tokenizer
 from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 from transformers.masking_utils import AttentionMaskInterface, flash_attention_mask
 from trl import GRPOConfig, GRPOTrainer
@@ -249,10 +249,6 @@ def problem(options, shape):
     return reader, prompts, build
 
 
-def alternating(completions, **_):
-    return [float(i % 2) for i in range(len(completions))]
-
-
 def in_three_of_five(prompts, **_):
     """Alternating in three of five groups, 0 in the others."""
     return [float(i % 2 and len(str(prompt)) % 5 < 3) for i, prompt in enumerate(prompts)]
@@ -381,7 +377,7 @@ def main():
         return
     shape = QWEN | SHAPES[options.model]
     if options.small:
-        shape = SMALL | {"hidden_size": 128}  # heads of 32, the least that vLLM has on a CPU
+        shape = SMALL  # heads of 32, the least that vLLM has on a CPU
         options.prompts, options.answers, options.micro_batch = 2, 4, 4
         options.completion, options.mean_length = 24, 16
     options.completion = max([options.completion, *options.limits])
