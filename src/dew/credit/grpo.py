@@ -21,8 +21,7 @@ def grpo_advantages(rewards: PG, present: MaskPG | None = None, *, scale: bool =
     `present` is False on the padding of a ragged group; such answers are not read and get 0.
     """
     present = check_present(rewards, present)
-    r = torch.where(present, at_least_float32(rewards), 0)
-    return standardize(r, present, -1, scale=scale)
+    return standardize(at_least_float32(rewards), present, -1, scale=scale)
 
 
 def group_relative(rewards: PG, present: MaskPG | None = None) -> PG:
@@ -126,8 +125,7 @@ def soft_overlong(lengths: Labels | Values, *, limit: int, buffer: int) -> Value
             f"soft_overlong with limit={limit}, buffer={buffer}: the penalty grows over `buffer` tokens before "
             "the limit, so 0 < buffer <= limit. DAPO uses 16384 + 4096 = 20480 and 4096."
         )
-    dtype = torch.promote_types(lengths.dtype, torch.float32)
-    return (((limit - buffer) - lengths.to(dtype)) / buffer).clamp(-1, 0)
+    return (((limit - buffer) - at_least_float32(lengths)) / buffer).clamp(-1, 0)
 
 
 def group_overlong(
@@ -155,7 +153,7 @@ def group_overlong(
     share = n.double() / (n + m).clamp_min(1)
     easy, hard = share >= gamma - ROUNDING, share <= 1 - gamma + ROUNDING
 
-    length = lengths.to(torch.promote_types(lengths.dtype, torch.float32))
+    length = at_least_float32(lengths)
     L = torch.where(easy, _knee(length, won), _knee(length, present))
     charge = -0.5 * ((length - L) / L).clamp(0, 1)
     charged = torch.where(easy | (n > m), won, lost) & (easy | ~hard)

@@ -177,7 +177,8 @@ class Decoder:
         if self.head is None:
             logits: Tensor = self.forward(**inputs, use_cache=True, logits_to_keep=1).logits[:, -1]
             return logits
-        return scores(self.forward(**inputs, use_cache=True).last_hidden_state[:, -1], self.head, 0, None)[0]
+        hidden = self.forward(**inputs, use_cache=True).last_hidden_state[:, -1]
+        return scores(hidden, self.head, 0, len(self.head.weight))[0]
 
     def _run(
         self, prompts: Sequence[tuple[int, ...]], owners: Sequence[int], uniforms: Tensor | None,

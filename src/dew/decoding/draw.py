@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from dew.kernels.chunked import logp_entropy
+from dew.kernels.chunked import logp_entropy, wide
 
 HAS_TRITON = find_spec("triton") is not None
 
@@ -38,7 +38,7 @@ class Draw:
             from dew.decoding.draw_kernel import draw
 
             return draw(logits, self.temperature, uniforms, self.sum_sq)
-        z = logits.to(torch.promote_types(logits.dtype, torch.float32)) / self.temperature
+        z = logits.to(wide(logits.dtype)) / self.temperature
         if self.greedy:
             tokens = z.argmax(-1)
         else:  # the first token at which the cumulative probability passes the uniform number, never one of weight 0

@@ -94,9 +94,8 @@ def _widened(a: Tensor, b: Tensor, *, out: Tensor, add: bool) -> None:
         out[:, low:high] = out[:, low:high] + part if add else part
 
 
-def scores(hidden: Tensor, head: Head, low: int, high: int | None) -> tuple[Tensor, Tensor | None]:
+def scores(hidden: Tensor, head: Head, low: int, high: int) -> tuple[Tensor, Tensor | None]:
     """Scores z of columns [low, high) in float32 or wider, and T · ∂z/∂(h Wᵀ), or None if that is 1."""
-    high = head.weight.shape[0] if high is None else high
     z = torch.empty(hidden.shape[0], high - low, dtype=wide(hidden.dtype), device=hidden.device)
     product(hidden, head.weight[low:high].t(), out=z)
     if head.bias is not None:
