@@ -102,14 +102,12 @@ class EntropyWeighted(Algorithm):
             scoped = replace(rollouts, extra=self.extra(rollouts))
         return scoped if self.scope == "group" else scoped.as_one_group()
 
-    def _won(self, scoped: Rollouts) -> Tensor:
-        """(P, G) True on answers of positive polarity (O⁺)."""
-        return scoped.correct(0.0) if self.pool == "outcome" else self.correct(scoped)
-
-    def _how(self, rollouts: Rollouts) -> dict[str, Any]:
-        """The arguments that `gtpo_rewards` and `grpo_s_rewards` have in common."""
+    def _arguments(self, rollouts: Rollouts) -> dict[str, Any]:
+        """The arguments that `gtpo_rewards` and `grpo_s_rewards` have in common; `correct` is the positive polarity."""
+        correct = rollouts.correct(0.0) if self.pool == "outcome" else self.correct(rollouts)
+        tensors = {"correct": correct, "entropy": recorded(self, rollouts, "entropy"), "mask": rollouts.mask}
         names = ("average", "spread", "entropy_clip")
-        return {**self._weights, **{name: getattr(self, name) for name in names}, "extra": rollouts.extra}
+        return {**tensors, **self._weights, **{x: getattr(self, x) for x in names}, "extra": rollouts.extra}
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
         raise NotImplementedError
@@ -150,8 +148,7 @@ class GTPO(EntropyWeighted):
         return super().warnings() + unmet((bounded, f"compare={self.compare!r} {UNBOUNDED}"))
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
-        H = recorded(self, rollouts, "entropy")
-        return gtpo_rewards(self._won(rollouts), H, rollouts.mask, compare=self.compare, **self._how(rollouts))
+        return gtpo_rewards(compare=self.compare, **self._arguments(rollouts))
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
         assert self.pool != "outcome"
@@ -194,8 +191,7 @@ class GRPOS(EntropyWeighted):
         return "sequence_mean" if self.average == "arithmetic" else "sequence_geometric"
 
     def _shaped(self, rollouts: Rollouts) -> Tensor:
-        H = recorded(self, rollouts, "entropy")
-        return grpo_s_rewards(self._won(rollouts), H, rollouts.mask, **self._how(rollouts))
+        return grpo_s_rewards(**self._arguments(rollouts))
 
     def _standardised(self, rewards: Tensor, rollouts: Rollouts) -> Tensor:
         assert self.pool != "outcome"
