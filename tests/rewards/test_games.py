@@ -85,6 +85,16 @@ def test_the_last_number_is_the_sum():
     assert statuses == ["correct", "correct", "wrong", "unparsable"]  # the last number of the third is 85
 
 
+@pytest.mark.parametrize(
+    ("text", "answer", "status"),
+    [("It is 132.0.", "132", "correct"), ("It is 13.2", "2", "wrong"), ("It is 0.", "0", "correct"),
+     ("It is 1000", "1", "wrong"), ("It is 10.50", "10.5", "correct"), ("It is 0.50", ".5", "correct"),
+     ("It is 1,132", "1,132", "correct"), ("It is 132", 132.0, "correct"), ("It is " + "9" * 5000, "9", "wrong")],
+)  # fmt: skip
+def test_sums_compare_numbers(text: str, answer: object, status: str):
+    assert verifier("sums").check(text, answer=answer).status == status
+
+
 def test_division_is_exact():
     for text in ("(1 / 3) * 6", r"\(\left(1 \div 3\right) \cdot 6\)", r"$\frac{1}{3} \times 6 = 2$", "1÷3·6."):
         assert equation.check(f"<answer>{text}</answer>", numbers=[1, 3, 6], answer="2").correct

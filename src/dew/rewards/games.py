@@ -17,7 +17,7 @@ from typing import Any
 
 from dew.errors import ConfigError, Problem
 from dew.rewards.extract import MAX_LENGTH, after_thinking, find_answer, in_tag, last_boxed
-from dew.rewards.normalize import clean
+from dew.rewards.normalize import clean, write_number
 from dew.rewards.verifiers import Verdict, Verifier
 
 _NUMBER = r"(-?(?:0|[1-9][0-9]{0,8}))"  # without leading zeros, and short enough to parse quickly
@@ -53,11 +53,12 @@ def check_countdown(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdic
 
 def check_sum(text: str, *, answer: Any) -> Verdict:
     """Correct if the last number of the text is `answer`."""
-    found = re.findall(r"\d+", text.replace(",", ""))
+    found = re.findall(r"\d+(?:\.\d+)?", text.replace(",", ""))
     if not found:
         return Verdict("unparsable")
-    last = found[-1].lstrip("0")[:20]
-    return Verdict("correct" if last == str(answer) else "wrong", last)
+    last = Fraction("0" + found[-1].lstrip("0")[:20])
+    right = last == Fraction(str(answer).replace(",", ""))
+    return Verdict("correct" if right else "wrong", write_number(last))
 
 
 def check_equation(text: str, *, numbers: Sequence[Any], answer: Any) -> Verdict:
