@@ -338,6 +338,8 @@ def test_arms_from_text():
     assert arms[5].algorithm.entropy_clip == (0.1, 2.0)
     assert all(parse_algorithm(arm.label) == arm.algorithm for arm in arms)
     assert len(parse_arms(["dapo", "gtpo", "dapo"], [1e-4], controls=False)) == 2
+    soft = parse_arms(["gtpo(overlong=soft,overlong_buffer=64)"], [1e-4])  # the budget is the task's, not known here
+    assert [bool(arm.placebo) for arm in soft] == [True, False, False]
 
 
 @pytest.mark.parametrize(

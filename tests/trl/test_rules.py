@@ -63,9 +63,8 @@ def test_penalties_reach_the_loss(tmp_path):
     one = ready(tmp_path, "kl_cov", num_iterations=2, algorithm_kwargs=kwargs)
     batch = tiny.generation(one)
     assert batch["penalty"].shape == batch["advantages"].shape and batch["penalty"].sum() == 10
+    tiny.move(one.model, 0.05)
     with torch.no_grad():
-        for parameter in one.model.parameters():
-            parameter.add_(0.05)
         logp, _, _ = one._forward(one.model, batch)
         loss = one._compute_loss(one.model, batch)
         without = one._compute_loss(one.model, {**batch, "penalty": 0 * batch["penalty"]})

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dew import algorithms
 from dew.algorithms import get_algorithm
 from dew.engines.verl.config import check, dew_estimators, read_algorithm
 from dew.engines.verl.estimators import BatchContext, batch_context, estimator, policy_loss
@@ -22,11 +21,10 @@ MASK = torch.ones(2, 3, dtype=torch.long)
 
 
 @pytest.fixture
-def unregistered(monkeypatch):
+def unregistered(algorithm_registry, monkeypatch):
     """As in a new process: nothing has imported the user's module."""
-    monkeypatch.setattr(algorithms, "_BY_NAME", dict(algorithms._BY_NAME))
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
-    algorithms._BY_NAME.pop(NAME.replace("_", ""), None)
+    algorithm_registry.pop(NAME.replace("_", ""), None)
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
 
 def _weights_tokens(algorithm: Algorithm) -> bool:
     """Whether tokens of the same answer get different credit, on random rollouts."""
-    algorithm = replace(algorithm, max_tokens=algorithm.max_tokens or 16)
+    algorithm = replace(algorithm, max_tokens=algorithm.max_tokens or max(16, algorithm.overlong_buffer or 0))
     for x in random_rollouts(8, 16):
         rollouts = Rollouts(**{name: x[name].flatten(0, 1)[1:4] for name in ("mask", "reward", *algorithm.signals)})
         try:

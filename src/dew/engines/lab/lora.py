@@ -162,9 +162,8 @@ class LoraPolicies:
         self.pass_tokens = base.pass_tokens(settings)
         self.layers = stack_adapters(base.model, self.rows, seeds, settings)
         self.joined = list({id(x.joined): x.joined for x in self.layers.values()}.values())
-        named = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in ("a", "b")}
-        self.parameters: dict[str, Tensor] = named
-        self.adam = Adam(named, rates, BETAS, partial(_refresh, self.joined))
+        self.parameters = {f"{name}.{side}": getattr(x, side) for name, x in self.layers.items() for side in "ab"}
+        self.adam = Adam(self.parameters, rates, BETAS, partial(_refresh, self.joined))
         self.parts = fuse(base.model)
         draw = Draw(sum_sq=sum_sq)
         self.decoder = Decoder(base.model, draw, ends=base.ends, pad=base.pad, keep=True, arrange=self.rows.arrange)

@@ -8,7 +8,7 @@ from accelerate.utils import gather_object
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dew.engines.credit import Rows, Signals
+from dew.engines.credit import Credit, Rows, Signals
 from dew.engines.recorder import Columns, gold_of
 from dew.engines.trl.rewards import outcome_columns
 
@@ -132,6 +132,12 @@ def loss_mask(inputs: Columns) -> Tensor:
     """(B, T) True on tokens that train: sampled by the policy (no tool output), in answers not masked as truncated."""
     mask = inputs["completion_mask"].bool()
     return mask & inputs["tool_mask"].bool() if inputs.get("tool_mask") is not None else mask
+
+
+def with_trl_advantages(credit: Credit, batch: Batch, accelerator: Any) -> Credit:
+    """Return the credit with TRL's advantages, one per answer or, in some subclasses of its trainer, one per token."""
+    advantages = gather_rows(accelerator, batch.inputs["advantages"]).view(len(batch.group), -1)
+    return replace(credit, advantages=torch.where(batch.mask, advantages, 0), flipped=None)
 
 
 # ── rows of all processes ───────────────────────────────────────────────────────────────────────────────────

@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
 from dew.engines.credit import Credit, Signals, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
-from dew.engines.trl.batch import Batch, Capture, first_rows, gather_rows, loss_mask, make_batch
+from dew.engines.trl.batch import Batch, Capture, first_rows, loss_mask, make_batch, with_trl_advantages
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
@@ -188,8 +187,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             alone = None if self._guide is None else self._guide.solved_alone(batch)
             credit = give_credit(self.algorithm, batch, apart=alone, for_records=self._record_due)
             if self.algorithm.engine_loss:
-                trl_advantages = gather_rows(self.accelerator, batch.inputs["advantages"])[:, None]
-                credit = replace(credit, advantages=torch.where(batch.mask, trl_advantages, 0), flipped=None)
+                credit = with_trl_advantages(credit, batch, self.accelerator)
             trained = loss_inputs(self.algorithm, batch, credit, self.accelerator)
             if self._guide is not None and alone is not None:
                 columns, numbers = self._guide.weigh(batch, credit, alone)

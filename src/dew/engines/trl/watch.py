@@ -5,7 +5,6 @@ The trainer's class is replaced by a subclass of it, whose methods call the orig
 
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from dew.compare.grid import REPLACED
 from dew.engines.compat import check_generated
 from dew.engines.credit import Signals, give_credit
 from dew.engines.trl import metrics
-from dew.engines.trl.batch import Capture, gather_rows, loss_mask, make_batch
+from dew.engines.trl.batch import Capture, loss_mask, make_batch, with_trl_advantages
 from dew.engines.trl.config import LIMITS, RECORDS
 from dew.engines.trl.loss import loss_inputs, observe_loss
 from dew.engines.trl.rollout import dropout_off
@@ -96,9 +95,8 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
                 return inputs
             old = self._old_policy(inputs)
             batch = make_batch(self, inputs, capture, old, rows if self._record_due else None)
-            advantages = gather_rows(self.accelerator, inputs["advantages"]).view(len(batch.group), -1)
             credit = give_credit(self.algorithm, batch, for_records=self._record_due)
-            credit = replace(credit, advantages=torch.where(batch.mask, advantages, 0), flipped=None)
+            credit = with_trl_advantages(credit, batch, self.accelerator)
             numbers = metrics.generation_metrics(self, batch, credit)
             sampler, logp = inputs.get("sampling_per_token_logps"), inputs.get("old_per_token_logps")
             if sampler is not None and logp is not None:

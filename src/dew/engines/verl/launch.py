@@ -21,6 +21,7 @@ from dew.engines.verl.config import (
     DEW_LOSS,
     EXTERNAL,
     FSDP,
+    LOSS_MODE,
     SET_BY_VERL,
     check,
     dew_estimators,
@@ -275,7 +276,7 @@ class Translation:
             self.problem(what, f"Write `algorithm: {own}` instead." if own in dew_estimators() else instead)
         found: Overrides = {
             "algorithm.adv_estimator": stock or algorithm.name,
-            f"{ACTOR}.policy_loss.loss_mode": "vanilla" if stock else DEW_LOSS,
+            LOSS_MODE: "vanilla" if stock else DEW_LOSS,
             **reduction(algorithm),
             f"{ACTOR}.clip_ratio_low": algorithm.clip_low,
             f"{ACTOR}.clip_ratio_high": algorithm.clip_high,
