@@ -126,6 +126,9 @@ def test_prompts_are_those_of_training_with_its_arguments_of_the_chat_template(t
     template = {"end": "=", "chat_template": "mine"}
     tiny.trainer(tmp_path, max_steps=1, chat_template_kwargs=template).train()  # without a config.yaml
     assert prompt_text(load_model(str(tmp_path))[1], [{"role": "user", "content": "1+1"}]) == "1+1="
+    tokenizer.chat_template = "{{ 'user: ' + messages[0].content }}"
+    with pytest.raises(ConfigError, match="template cannot read the prompt"):
+        prompt_text(tokenizer, [{"role": "user", "content": [{"type": "text", "text": "1+1"}]}])
     (tmp_path / "config.json").unlink()
     with pytest.raises(ConfigError, match="no final model and no checkpoint"):
         load_model(str(tmp_path))

@@ -187,6 +187,7 @@ def test_the_learning_rate_is_constant_after_the_warmup():
         ({"learning_rate": "fast", "verl": {"data.val_files": 0}}, "expected int or float.*\n.*val_files: dew"),
         ({"num_generations": 1}, "at least 2"),
         ({"num_generations": 5}, "not a whole number of groups of 5"),
+        ({"gradient_accumulation_steps": 4, "steps_per_generation": 2}, "steps_per_generation=2: on verl an optimizer"),
         ({"loss_type": "dr_grpo"}, "no algorithm is named. Name it"),
         ({"max_grad_norm": 0}, "max_grad_norm=0 is not translated"),  # no clipping
         ({"min_p": 0.1}, "min_p=0.1 is not translated to verl. Remove it, or train on TRL."),
@@ -409,6 +410,12 @@ def test_prompts_are_messages_and_templates_are_not_added_twice(tmp_path):
     pytest.importorskip("math_verify")
     message = data.prepare_data(prepare(chat), Tokenizer()).train[0]["prompt"][0]
     assert message["role"] == "user" and not message["content"].startswith("<s>")  # the model's own template adds it
+
+
+def test_messages_in_parts_are_refused_not_written_as_python_text():
+    row = {"prompt": [{"role": "user", "content": [{"type": "text", "text": "1+1?"}]}], "answer": "2"}
+    with pytest.raises(ConfigError, match="not text"):
+        data.verl_row(row, 0, "train", "math", [])
 
 
 def test_long_prompts_are_left_out_and_too_few_rows_are_refused(caplog):

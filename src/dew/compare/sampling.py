@@ -102,7 +102,12 @@ def prompt_text(tokenizer: Any, prompt: Any) -> str:
     check_prompt(tokenizer, prompt)
     if isinstance(prompt, str):
         return prompt
-    return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, chat_template=None)
+    try:
+        return tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True, chat_template=None)
+    except Exception as error:  # a template raises its own, or fails on what it does not expect
+        what = f"The chat template cannot read the prompt {prompt!r:.120}: {error}."
+        remedy = "Give messages with a role that it knows, and their content as text."
+        raise ConfigError(Problem(what, remedy=remedy)) from error
 
 
 def with_template_settings(tokenizer: Any, settings: Any) -> Any:

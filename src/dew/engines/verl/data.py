@@ -64,8 +64,11 @@ def verl_row(row: Row, index: int, split: str, verifier: str, columns: Sequence[
     prompt, gold = row["prompt"], columns or [name for name in row if name != "prompt"]
     if isinstance(prompt, str):
         messages = [{"role": "user", "content": prefix + prompt}]
+    elif all(isinstance(m["content"], str) for m in prompt):
+        messages = [{"role": str(m["role"]), "content": m["content"]} for m in prompt]
     else:
-        messages = [{"role": str(m["role"]), "content": str(m["content"])} for m in prompt]
+        what = f"A message's content is not text in the prompt {prompt!r:.120}."
+        raise ConfigError(Problem(what, remedy="Give each message's content as one text."))
     return {
         "data_source": verifier,
         "prompt": messages,

@@ -181,13 +181,16 @@ class Translation:
         generation = self.count("steps_per_generation", accumulation)
         answers = self.count("per_device_train_batch_size") * gpus * generation
         prompts = self.count(PROMPTS, max(1, answers // G))
-        mini = self.count(MINI_BATCH, max(1, prompts * accumulation // max(generation, accumulation)))
+        mini = self.count(MINI_BATCH, max(1, prompts * min(accumulation, generation) // generation))
         passes = self.count(f"{ACTOR}.ppo_epochs", self.count("num_iterations"))
         sampler = self.count(SAMPLER_GPUS, self.count("vllm_tensor_parallel_size"))
         sequence = self.count(SEQUENCE_GPUS)
         batches = Batches(prompts * G, mini * G, G, passes=passes, processes=gpus)
         if G < 2:
             self.problem(f"num_generations={G}: answers to the same prompt are compared.", "Use at least 2.")
+        if generation < accumulation and MINI_BATCH not in self.own:
+            what = f"steps_per_generation={generation}: on verl an optimizer step cannot use several generations."
+            self.problem(what, f"Use at least {accumulation}, or lower gradient_accumulation_steps.")
         if answers % G and PROMPTS not in self.own:
             what = f"{answers} answers per generation are not a whole number of groups of {G}."
             self.problem(what, f"Write verl: {{data.train_batch_size: {prompts}}}, the prompts per step.")
