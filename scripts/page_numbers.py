@@ -26,6 +26,8 @@ from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import study_tables as study
+
 from dew.algorithms import get_algorithm
 from dew.compare import Difference, Interval, paired, statistics
 from dew.compare.statistics import holm, pass_at_k
@@ -55,9 +57,6 @@ def load(path: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-study = load("scripts/study_tables.py")
 
 
 # ── the small policies: docs/results/study ──────────────────────────────────────────────────────────────────
@@ -414,18 +413,11 @@ def shown(value: float, like: str) -> str:
     return text.replace("-", "−" if "−" in like else "-") + (percent.group() if percent else "")
 
 
-def with_tables(text: str) -> str:
-    for name, table in tables().items():
-        new = f"<!-- {name} -->\n\n{table}\n<!-- end -->"
-        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
-    return text
-
-
 def main() -> None:
     write, wrong = "--write" in sys.argv, 0
     for page in PAGES:
         text = page.read_text()
-        new = with_tables(text) if write else text
+        new = study.with_tables(text, tables()) if write else text
         found = list(problems(page, new))
         for (start, _), written, right in found:
             print(f"{page.relative_to(ROOT)}:{new[:start].count(chr(10)) + 1}: {written} -> {right}")
