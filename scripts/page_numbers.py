@@ -84,10 +84,8 @@ def diff(
     step: str, task: str, arm: str, score: str = "area", base: str = "dapo", rate: float | None = None
 ) -> Difference:
     """Of two arms of a step of the study, paired by seed."""
-    both = ({s: r.scores[score] for s, r in runs_of(step, task, name, rate).items()} for name in (arm, base))
-    found = paired(*both, arm=arm, baseline=base, score=score)
-    assert found
-    return found
+    runs, reference = (list(runs_of(step, task, name, rate).values()) for name in (arm, base))
+    return study.difference(runs, reference, score)
 
 
 def pooled(task: str, arm: str, score: str = "area") -> Interval:
