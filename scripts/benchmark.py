@@ -103,12 +103,12 @@ def status(data: Path) -> None:
             print(f"{stage}-{task}: {len(runs.get(f'{stage}-{task}', ()))} runs, {text}")
 
 
-def write_page(data: Path, docs: Path = DOCS) -> None:
+def write_page(data: Path) -> None:
     with TemporaryDirectory() as folder:
         text, images = page(b.read(data, Path(folder)))
-    (docs / "benchmark-results.md").write_text(text)
+    (DOCS / "benchmark-results.md").write_text(text)
     for name, image in images.items():
-        (docs / "images" / name).write_text(image)
+        (DOCS / "images" / name).write_text(image)
 
 
 def main() -> None:
@@ -126,9 +126,10 @@ def main() -> None:
     known = b.STAGES[options.stage].seeds
     if not set(options.tasks) <= known.keys():
         parser.error(f"{options.stage} has the tasks {', '.join(known)}")
-    commands = {"run": lambda: run(options), "status": lambda: status(options.data)}
+    data = options.data
+    commands = {"run": lambda: run(options), "status": lambda: status(data), "page": lambda: write_page(data)}
     try:
-        commands.get(options.command, lambda: write_page(options.data))()
+        commands[options.command]()
     except DewError as error:
         raise SystemExit(str(error)) from None
 

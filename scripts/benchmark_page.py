@@ -12,10 +12,10 @@ from statistics import fmean, median, variance
 from typing import Any
 
 import numpy as np
-from benchmark_stages import RANDOM, better, by_seed, finalists, missing, points, seeds_of, start_of
+from benchmark_stages import RANDOM, alpha_of, better, by_seed, finalists, missing, points, seeds_of, start_of
 from scipy.stats import f, spearmanr
 
-from dew.compare import Difference, Result, corrected, paired
+from dew.compare import Result
 from dew.compare.statistics import SIGNIFICANT, Interval, seeds_needed
 from dew.compare.verdicts import listed, markdown_table, signed
 from dew.engines.lab.summary import noise
@@ -40,7 +40,7 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     second, decided = {"A": b.stage_rows("stage2", "A", runs)}, {}
     for task in b.STAGES["stage3"].seeds:  # an analysis is planned for its seeds, and no rule is missing
         rows = b.stage_rows("stage3", task, runs)
-        if _alpha(task, rows) is not None:
+        if alpha_of(task, rows) is not None:
             rules = dict(points("stage3", task, runs)).keys() & set(finalists(runs))
             decided |= {task: rows} if rules <= {row.arm for row in rows} else {}
     images = {f"benchmark-stage{n}.svg": forest(of) for n, of in ((2, second), (3, decided)) if of}
@@ -56,11 +56,6 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     answer = _answer(runs, decided, bool(unfinished)) if known else UNDECIDED.format(**about, so_far=so_far)
     text = Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), **found)
     return re.sub(r"(?<= \| )---(?= \|)", "--:", text), images  # numbers are aligned on the right
-
-
-def _alpha(task: str, rows: Rows) -> float | None:
-    """The alpha of the analysis of stage 3 that the seeds so far allow."""
-    return b.look("stage3", task, min(seeds_of(rows), default=0))[1]
 
 
 # ── the result in words ─────────────────────────────────────────────────────────────────────────────────────
@@ -101,7 +96,7 @@ def _unfinished(runs: Runs, decided: Mapping[str, Rows]) -> str:
     texts = []
     for task, planned in b.STAGES["stage3"].seeds.items():
         seeds = min(seeds_of(b.stage_rows("stage3", task, runs)), default=0)
-        alpha = f" (interim analysis, alpha {_alpha(task, decided[task]):g})" if task in decided else ""
+        alpha = f" (interim analysis, alpha {alpha_of(task, decided[task]):g})" if task in decided else ""
         texts += [f"{task} ({b.TASKS[task].title}) has {seeds} of {planned} seeds{alpha}"] * (seeds < planned)
     about = """Not finished: {}. The finalists are {}. A task's differences are shown from its first planned analysis
 on, on A after {} seeds; earlier runs are in the data alone."""
@@ -187,13 +182,8 @@ def _stage(stage: str, tasks: Mapping[str, Rows], runs: Runs) -> Iterator[str]:
 def _screening(runs: Runs) -> dict[str, Any]:
     """Candidates against DAPO and their placebos."""
     values = {arm: by_seed(of, FIRST) for arm, of in b.by_arm(runs["screen-A-train"]).items()}
-
-    def differences(pairs: Mapping[str, str | None]) -> dict[str, Difference]:
-        found = (paired(values[x], values[y], arm=x, baseline=y, score="") for x, y in pairs.items() if y in values)
-        return {d.arm: d for d in corrected(d for d in found if d)}
-
-    than = differences(dict.fromkeys(b.CANDIDATES, b.BASELINE))
-    placebo = differences({arm: b.companions(arm)[1] for arm in than})
+    than = b.differences(values, dict.fromkeys(b.CANDIDATES, b.BASELINE), FIRST)
+    placebo = b.differences(values, {arm: b.companions(arm)[1] for arm in than}, FIRST)
     ordered = sorted(than.values(), key=lambda d: -d.value)
     lines = [[d.arm, signed(d), f"{d.holm:.3f}", signed(placebo[d.arm]) if d.arm in placebo else ""] for d in ordered]
     return {

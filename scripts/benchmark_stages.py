@@ -150,8 +150,13 @@ def better(task: str, runs: Runs) -> list[str]:
     """The rules that are better than DAPO in stage 3, after Holm's correction, in an analysis of the plan."""
     rows = b.stage_rows("stage3", task, runs)
     found = {row.arm: row.than_baseline[b.SCORES[0]] for row in rows if row.verdict}
-    alpha = b.look("stage3", task, min(seeds_of(rows), default=0))[1] or 0
+    alpha = alpha_of(task, rows) or 0
     return [arm for arm, d in found.items() if d.value > 0 and d.holm < alpha]
+
+
+def alpha_of(task: str, rows: Sequence[b.Row]) -> float | None:
+    """The alpha of the analysis of stage 3 that the seeds so far allow."""
+    return b.look("stage3", task, min(seeds_of(rows), default=0))[1]
 
 
 def seeds_of(rows: Sequence[b.Row]) -> set[int]:

@@ -15,7 +15,6 @@ The policy gradient is that of the mean reward: (reward − mean of the group), 
 
 import argparse
 import json
-import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,6 +24,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from study_tables import with_tables
 from torch import Tensor
 
 from dew.compare.statistics import holm, t_test
@@ -156,16 +156,8 @@ def tables() -> dict[str, str]:
                 )
                 cells[name].append(text + "*" * (starred.get(name, 1) < 0.05))
         head = ["rule", *(x for column in COLUMNS for x in (column, f"− {first}"))]
-        found[path.stem] = markdown_table(head, list(cells.values())).strip()
+        found[path.stem] = markdown_table(head, list(cells.values()))
     return found
-
-
-def page(text: str) -> str:
-    for name, table in tables().items():
-        text = re.sub(
-            f"<!-- {name} -->.*?<!-- end -->", f"<!-- {name} -->\n\n{table}\n\n<!-- end -->", text, flags=re.DOTALL
-        )
-    return text
 
 
 def main() -> None:
@@ -181,7 +173,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     if options.command == "page":
-        PAGE.write_text(page(PAGE.read_text()))
+        PAGE.write_text(with_tables(PAGE.read_text(), tables()))
         return
     began = time.perf_counter()
     for found in measure(options):

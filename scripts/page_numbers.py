@@ -26,6 +26,8 @@ from tempfile import TemporaryDirectory
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import study_tables as study
+
 from dew.algorithms import get_algorithm
 from dew.compare import Difference, Interval, paired, statistics
 from dew.compare.statistics import holm, pass_at_k
@@ -57,9 +59,6 @@ def load(path: str) -> ModuleType:
     return module
 
 
-study = load("scripts/study_tables.py")
-
-
 # ── the small policies: docs/results/study ──────────────────────────────────────────────────────────────────
 
 
@@ -85,10 +84,8 @@ def diff(
     step: str, task: str, arm: str, score: str = "area", base: str = "dapo", rate: float | None = None
 ) -> Difference:
     """Of two arms of a step of the study, paired by seed."""
-    both = ({s: r.scores[score] for s, r in runs_of(step, task, name, rate).items()} for name in (arm, base))
-    found = paired(*both, arm=arm, baseline=base, score=score)
-    assert found
-    return found
+    runs, reference = (list(runs_of(step, task, name, rate).values()) for name in (arm, base))
+    return study.difference(runs, reference, score)
 
 
 def pooled(task: str, arm: str, score: str = "area") -> Interval:
@@ -414,18 +411,11 @@ def shown(value: float, like: str) -> str:
     return text.replace("-", "−" if "−" in like else "-") + (percent.group() if percent else "")
 
 
-def with_tables(text: str) -> str:
-    for name, table in tables().items():
-        new = f"<!-- {name} -->\n\n{table}\n<!-- end -->"
-        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
-    return text
-
-
 def main() -> None:
     write, wrong = "--write" in sys.argv, 0
     for page in PAGES:
         text = page.read_text()
-        new = with_tables(text) if write else text
+        new = study.with_tables(text, tables()) if write else text
         found = list(problems(page, new))
         for (start, _), written, right in found:
             print(f"{page.relative_to(ROOT)}:{new[:start].count(chr(10)) + 1}: {written} -> {right}")

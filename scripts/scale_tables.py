@@ -27,6 +27,7 @@ Seconds of a step with R answers of mean length n to prompts of length p:
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dew.compare.verdicts import markdown_table
 from dew.engines.verl.config import FSDP
 from dew.engines.verl.launch import MICRO_BATCH, SAMPLER_GPUS, Launch, prepare
 from dew.preflight.machine import GB
@@ -169,35 +170,32 @@ def step_seconds(
 def memory_table() -> str:
     """GB on each GPU."""
     heads = [*TERMS, "training", *(f"sampling, {gpu.name}" for gpu in GPUS), *(f"fits {gpu.name}" for gpu in GPUS)]
-    lines = [f"| model, GPUs | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
+    rows = []
     for model, gpus in RUNS:
         job = paper_run(model, gpus)
         terms = list(estimate(*job, GPUS[0].memory)[0].values())
         sampling = [sum(estimate(*job, gpu.memory)[1].values()) for gpu in GPUS]
         cells = [f"{number / GB:.1f}" for number in (*terms, sum(terms), *sampling)]
         cells += ["yes" if fits(*job, gpu.memory) else "**no**" for gpu in GPUS]
-        lines.append(f"| Qwen2.5-{model.upper()}, {gpus} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([f"Qwen2.5-{model.upper()}, {gpus}", *cells])
+    return markdown_table(["model, GPUs", *heads], rows)
 
 
 def pace_table() -> str:
     """Seconds per step, tokens per second and hours at two mean lengths."""
-    lines = [
-        "| model, GPUs | GPU | mean answer | sampling s | training s | tokens/s | per GPU | hours, 210 steps |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+    head = "model, GPUs", "GPU", "mean answer", "sampling s", "training s", "tokens/s", "per GPU", "hours, 210 steps"
+    rows = []
     for model, gpus in RUNS:
         job = paper_run(model, gpus)
         for gpu in (gpu for gpu in GPUS if fits(*job, gpu.memory)):
             for mean in (1024, 4096):
                 found = pace(*job, gpu, mean)
                 speed = found["tokens_per_second"]
-                lines.append(
-                    f"| Qwen2.5-{model.upper()}, {gpus} | {gpu.name} | {mean:,} | {found['generation']:.0f} | "
-                    f"{found['training']:.0f} | {speed:,.0f} | {speed / gpus:,.0f} | {found['hours']:.1f} |"
-                )
-    return "\n".join(lines)
+                seconds = [f"{found[phase]:.0f}" for phase in ("generation", "training")]
+                rates = [f"{speed:,.0f}", f"{speed / gpus:,.0f}", f"{found['hours']:.1f}"]
+                rows.append([f"Qwen2.5-{model.upper()}, {gpus}", gpu.name, f"{mean:,}", *seconds, *rates])
+    return markdown_table(head, rows)
 
 
 if __name__ == "__main__":
-    print(f"{memory_table()}\n\n{pace_table()}")
+    print(f"{memory_table()}\n{pace_table()}")

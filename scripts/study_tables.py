@@ -14,11 +14,12 @@ from functools import cache
 from pathlib import Path
 from statistics import fmean, mean
 
+from run_study import FIRST, RATES, TASKS
 from scipy.stats import f_oneway
 
 from dew.compare import Difference, Interval, Result, paired
 from dew.compare.statistics import holm, t_test
-from dew.compare.verdicts import signed
+from dew.compare.verdicts import markdown_table, signed
 from dew.engines.lab import differences
 from dew.engines.lab.summary import by_point
 from dew.run.records import Json
@@ -26,12 +27,9 @@ from dew.run.records import Json
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = DOCS / "results" / "study"
 PAGES = (DOCS / "study.md", DOCS / "study-details.md")
-TASKS = ("countdown-4", "countdown-6", "countdown-8", "addition-8")
 SCORES = ("area", "final", "pass@1", "pass@16")
 SIZE_SCORES = ("area", "pass@1", "pass@16")
 CONTROL = "gtpo(alpha1=1.1,alpha2=0.0)"
-RATES = {"countdown-4": 3e-5, "countdown-6": 6e-5, "countdown-8": 3e-5, "addition-8": 1.5e-5}
-"""DAPO's best learning rates."""
 LATER = ("../alignment/confirm", "groups-16", "own-4")
 POOLED = {
     "gtpo": (
@@ -49,7 +47,6 @@ POOLED = {
 """All steps that compare the rule with DAPO at DAPO's rate and the plan's settings; of dew those on other seeds than
 the ones it was selected on."""
 S_CONTROL = "beta1=1.1,beta2=0.0)"
-FIRST = "dew(spread=correct,alpha1=0.0,alpha2=1.0)"
 NAMES = {
     CONTROL: "gtpo's control",
     "dew(placebo=True)": "dew's placebo",
@@ -139,20 +136,20 @@ def pooled_table() -> str:
     """All seeds at DAPO's rate."""
     columns = [(arm, score) for arm in POOLED for score in ("area", "pass@1", "pass@16")]
     head = [f"{arm} {'seeds, area' if score == 'area' else score}" for arm, score in columns]
-    lines = [f"| − DAPO | {' | '.join(head)} |", "|---" * (1 + len(columns)) + "|"]
+    rows = []
     for task in TASKS:
-        cells = []
+        cells = [task]
         for arm, score in columns:
             seeds, d = pooled(task, arm, score)
             cells.append(f"{f'{seeds}: ' if score == 'area' else ''}{d.value:+.3f} ± {d.high - d.value:.3f}")
-        lines.append(f"| {task} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append(cells)
+    return markdown_table(["− DAPO", *head], rows)
 
 
 def rates(runs: Runs) -> str:
     """Mean area of every arm at every learning rate."""
     every = sorted({r.learning_rate for r in runs if r.learning_rate})
-    lines = [f"| task | arm | {' | '.join(f'{rate:g}' for rate in every)} |", "|---" * (2 + len(every)) + "|"]
+    rows = []
     for task in tasks_of(runs):
         for arm in dict.fromkeys(r.arm for r in runs):
             at = {rate: [r.scores["area"] for r in runs if (r.task, r.arm, r.learning_rate) == (task, arm, rate)]
@@ -161,35 +158,32 @@ def rates(runs: Runs) -> str:
             shown = [
                 f"**{mean(x):.3f}**" if x and mean(x) == best else f"{mean(x):.3f}" if x else "" for x in at.values()
             ]
-            lines.append(f"| {task} | {NAMES.get(arm, arm)} | {' | '.join(shown)} |")
-    return "\n".join(lines)
+            rows.append([task, NAMES.get(arm, arm), *shown])
+    return markdown_table(["task", "arm", *(f"{rate:g}" for rate in every)], rows)
 
 
 def confirmed(runs: Runs) -> str:
     """Every arm at its best rate against DAPO at its own, on fresh seeds."""
-    lines = ["| task | arm | rate | area | final | pass@1 | pass@16 | entropy | flipped |", "|---" * 9 + "|"]
+    rows = []
     for task in tasks_of(runs):
         columns = {score: {d.arm: d for d in differences(runs, task, score)} for score in SCORES}
         for point, own in by_point(runs, task).items():
             arm, rate = own[0].arm, own[0].learning_rate
             cells = [average(own, s) if arm == "dapo" else shown(columns[s][point]) for s in SCORES]
             cells += [average(own, name) for name in ("entropy", "flipped")]
-            lines.append(f"| {task} | {NAMES.get(arm, arm)} | {rate:g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([task, NAMES.get(arm, arm), f"{rate:g}", *cells])
+    return markdown_table(["task", "arm", "rate", *SCORES, "entropy", "flipped"], rows)
 
 
 def effect(runs: Runs) -> str:
     """The weighting alone: GTPO minus its control at the same rate, with Holm's correction over the tasks."""
-    lines = ["| task | tokens | area | final | pass@1 | pass@16 |", "|---" * 6 + "|"]
-    rows = {task: [arm_of(runs, task, arm) for arm in ("gtpo", CONTROL)] for task in tasks_of(runs)}
-    cells: dict[str, list[str]] = {task: [] for task in rows}
+    pairs = {task: [arm_of(runs, task, arm) for arm in ("gtpo", CONTROL)] for task in tasks_of(runs)}
+    rows = {task: [task, f"{mean(r.scores['length'] for r in gtpo):.0f}"] for task, (gtpo, _) in pairs.items()}
     for score in SCORES:
-        found = [difference(*both, score) for both in rows.values()]
-        for task, d, p in zip(rows, found, holm([d.p for d in found]), strict=True):
-            cells[task].append(shown(replace(d, holm=p)))
-    for task, (gtpo, _) in rows.items():
-        lines.append(f"| {task} | {mean(r.scores['length'] for r in gtpo):.0f} | {' | '.join(cells[task])} |")
-    return "\n".join(lines)
+        found = [difference(*both, score) for both in pairs.values()]
+        for task, d, p in zip(pairs, found, holm([d.p for d in found]), strict=True):
+            rows[task].append(shown(replace(d, holm=p)))
+    return markdown_table(["task", "tokens", *SCORES], rows.values())
 
 
 def arm_of(runs: Runs, task: str, arm: str) -> Runs:
@@ -209,14 +203,12 @@ def varied(runs: Runs) -> str:
     """Arms of one task against the first."""
     (task,) = tasks_of(runs)
     columns = {score: {d.arm: d for d in differences(runs, task, score)} for score in SCORES}
-    first, *others = by_point(runs, task).items()
-    own = " | ".join(average(first[1], score) for score in SCORES)
-    lines = ["| arm | area | final | pass@1 | pass@16 | flipped |", "|---" * 6 + "|"]
-    lines += [f"| {first[0]} | {own} | 0.000 |"]
+    (first, own), *others = by_point(runs, task).items()
+    rows = [[first, *(average(own, score) for score in SCORES), "0.000"]]
     for arm, of in others:
-        cells = " | ".join(shown(columns[score][arm]) for score in SCORES)
-        lines.append(f"| {NAMES.get(arm, arm)} | {cells} | {average(of, 'flipped')} |")
-    return "\n".join(lines)
+        cells = [shown(columns[score][arm]) for score in SCORES]
+        rows.append([NAMES.get(arm, arm), *cells, average(of, "flipped")])
+    return markdown_table(["arm", *SCORES, "flipped"], rows)
 
 
 def by_task(runs: Runs, *scores: str) -> str:
@@ -229,43 +221,43 @@ def by_task(runs: Runs, *scores: str) -> str:
         found[runs[0].arm] = average(arm_of(runs, task, runs[0].arm), score)
         for arm, cells in rows.items():
             cells.append(found[arm])
-    lines = [f"| arm | {' | '.join(map(' '.join, columns))} |", "|---" * (1 + len(columns)) + "|"]
-    return "\n".join(lines + [f"| {NAMES.get(arm, arm)} | {' | '.join(cells)} |" for arm, cells in rows.items()])
+    named = [[NAMES.get(arm, arm), *cells] for arm, cells in rows.items()]
+    return markdown_table(["arm", *map(" ".join, columns)], named)
 
 
 def sizes() -> str:
     """The rules against DAPO by optimizer steps, each at its own rate, and by group size, on countdown-6."""
     arms = ("gtpo", "dew", "dew(placebo=True)")
     columns = [f"{NAMES.get(arm, arm)} {score}" for score in SIZE_SCORES for arm in ("dapo", *arms)]
-    lines = [f"| setting | rate | {' | '.join(columns)} |", "|---" * (2 + len(columns)) + "|"]
-    rows = [(f"optimizer steps: {n}", f"own-{n}") for n in (1, 2, 4, 8)]
-    for name, step in rows + [(f"groups of {n}", f"groups-{n}") for n in (4, 8, 16, 32)]:
+    steps = [(f"optimizer steps: {n}", f"own-{n}") for n in (1, 2, 4, 8)]
+    steps += [(f"groups of {n}", f"groups-{n}") for n in (4, 8, 16, 32)]
+    rows = []
+    for name, step in steps:
         dapo, *others = (arm_of(read(step), "countdown-6", arm) for arm in ("dapo", *arms))
         cells = []
         for score in SIZE_SCORES:
             cells += [average(dapo, score), *(shown(difference(arm, dapo, score)) if arm else "" for arm in others)]
         rate = ", ".join(f"{x:g}" for x in sorted({r.learning_rate or 0 for r in read(step)}))
-        lines.append(f"| {name} | {rate} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        rows.append([name, rate, *cells])
+    return markdown_table(["setting", "rate", *columns], rows)
 
 
 def starts(by_start: Sequence[Runs]) -> str:
     """Step 10: rules minus DAPO over several warm starts. Holm's correction is over tasks and rules."""
     head = ("score", "task", "rule", "starts", "over starts", "p", "all pairs", "starts differ, p", "minus placebo")
-    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    rows = []
     for score in ("area", "pass@1"):
-        rows = {
+        found = {
             (task, rule): compared(by_start, task, rule, "dapo", score) for task in TASKS for rule in ("gtpo", "dew")
         }
-        tests = [[t_test([fmean(x) for x in pairs])[1] for pairs in rows.values()]]
-        tests.append([float(f_oneway(*pairs).pvalue) for pairs in rows.values()])
-        for ((task, rule), pairs), p, apart in zip(rows.items(), *map(holm, tests), strict=True):
+        tests = [[t_test([fmean(x) for x in pairs])[1] for pairs in found.values()]]
+        tests.append([float(f_oneway(*pairs).pvalue) for pairs in found.values()])
+        for ((task, rule), pairs), p, apart in zip(found.items(), *map(holm, tests), strict=True):
             placebo = compared(by_start, task, rule, f"{rule}(placebo=True)", score)
             over, than_placebo = (signed(t_test([fmean(x) for x in of])[0]) for of in (pairs, placebo))
             every = signed(t_test([d for x in pairs for d in x])[0])
-            cells = (over, f"{p:.3f}", every, f"{apart:.3f}", than_placebo)
-            lines.append(f"| {score} | {task} | {rule} | {len(pairs)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([score, task, rule, str(len(pairs)), over, f"{p:.3f}", every, f"{apart:.3f}", than_placebo])
+    return markdown_table(head, rows)
 
 
 def compared(by_start: Sequence[Runs], task: str, arm: str, than: str, score: str) -> list[tuple[float, ...]]:
@@ -286,27 +278,26 @@ def first_sizes() -> None:
 def head() -> str:
     """How well learned credit predicts the outcome, in the first and the last quarter of training."""
     names = {"auc_first": "AUC first third", "auc_middle": "middle", "auc_last": "last", "brier": "Brier score"}
-    lines = [f"| task | arm | rate | {' | '.join(names.values())} |", "|---" * (3 + len(names)) + "|"]
-    runs = read("learned-confirm")
+    runs, rows = read("learned-confirm"), []
     for task in tasks_of(runs):
         for arm in (arm for arm in NAMES if "learned" in arm):
             own = arm_of(runs, task, arm)
             curves = {name: [[m[f"value/{name}"] for m in METRICS[r.folder]] for r in own] for name in names}
             cells = [" → ".join(f"{mean(curve[i] for curve in curves[name]):.3f}" for i in (0, 3)) for name in names]
-            lines.append(f"| {task} | {NAMES[arm]} | {own[0].learning_rate:g} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+            rows.append([task, NAMES[arm], f"{own[0].learning_rate:g}", *cells])
+    return markdown_table(["task", "arm", "rate", *names.values()], rows)
 
 
 def surviving() -> str:
     """p-values of GTPO and dew on fresh seeds after Holm's correction over every difference in the tables."""
     corrected, runs = dict(zip(SHOWN, holm(list(SHOWN.values())), strict=True)), read("confirm-dew")
     columns = [(arm, score) for arm in ("gtpo", "dew") for score in ("area", "pass@1")]
-    lines = [f"| p, of {len(SHOWN)} differences | {' | '.join(map(' '.join, columns))} |", "|---" * 5 + "|"]
+    rows = []
     for task in tasks_of(runs):
         dapo = arm_of(runs, task, "dapo")
         found = (difference(arm_of(runs, task, arm), dapo, score) for arm, score in columns)
-        lines.append(f"| {task} | {' | '.join(f'{corrected[d.score, d.by_pair]:.3f}' for d in found)} |")
-    return "\n".join(lines)
+        rows.append([task, *(f"{corrected[d.score, d.by_pair]:.3f}" for d in found)])
+    return markdown_table([f"p, of {len(SHOWN)} differences", *map(" ".join, columns)], rows)
 
 
 def shown(d: Difference) -> str:
@@ -358,17 +349,21 @@ def figure() -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
+def with_tables(text: str, made: dict[str, str]) -> str:
+    """A page with these tables between its marks, `<!-- name -->` and `<!-- end -->`."""
+    for name, table in made.items():
+        new = f"<!-- {name} -->\n\n{table}\n<!-- end -->"
+        text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
+    return text
+
+
 def main() -> None:
     made = tables()
     if "--write" not in sys.argv:
         print("\n\n".join(f"{name}\n{table}" for name, table in made.items()))
         return
     for page in PAGES:
-        text = page.read_text()
-        for name, table in made.items():
-            new = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
-            text = re.sub(f"<!-- {name} -->.*?<!-- end -->", lambda _, new=new: new, text, flags=re.DOTALL)
-        page.write_text(text)
+        page.write_text(with_tables(page.read_text(), made))
     (DOCS / "images" / "study-effect.svg").write_text(figure())
 
 

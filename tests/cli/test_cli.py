@@ -237,6 +237,16 @@ def test_explain_names_the_runs_of_a_lab_that_have_records(dew, tmp_path):
         assert code == 1 and f"e.g. {tmp_path / 't' / 'dew-seed0'}." in err
 
 
+def test_explain_ignores_advantages_that_are_null_in_the_records(dew, tmp_path):
+    """Of a token that does not train, and of one that does."""
+    null = float("nan")
+    given = {"live": [False, True, True, True], "entropy": [null, 1.0, 2.0, null], "advantage": [null, 0.9, 0.1, null]}
+    write_records(tmp_path, 1, [replace(group(), answers=[AnswerRecord(list("abcd"), True, 1.0, **given)])])
+    code, out, _ = dew("explain", tmp_path)
+    assert code == 0 and "±0.900" in out and "advantage +0.100 to +0.900" in out and "largest: b +0.900" in out
+    assert "entropy 1 to 2" in out and "nan" not in out
+
+
 def test_explain_says_that_there_are_no_advantages(dew, tmp_path):
     bare = [replace(answer, advantage=None) for answer in group().answers]
     write_records(tmp_path, 1, [replace(group(), answers=bare)])

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_tables_and_the_figure_are_those_of_the_runs():
     pages = "".join(page.read_text() for page in study_tables.PAGES)
     for name, table in study_tables.tables().items():
-        text = f"<!-- {name} -->\n\n{table}\n\n<!-- end -->"
+        text = f"<!-- {name} -->\n\n{table}\n<!-- end -->"
         assert text in pages, f"run scripts/study_tables.py --write ({name})"
     assert (ROOT / "docs" / "images" / "study-effect.svg").read_text() == study_tables.figure()
 

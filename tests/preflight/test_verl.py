@@ -51,7 +51,7 @@ def test_offloaded_state_is_not_counted():
 @pytest.mark.parametrize("name", ["memory", "pace"])
 def test_the_docs_have_the_tables_of_the_script(name):
     found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", SCALE, re.DOTALL)
-    assert found is not None and found[1].strip() == SCRIPT[f"{name}_table"]()
+    assert found is not None and found[1] == SCRIPT[f"{name}_table"]()
 
 
 def test_the_docs_have_the_measured_load():

@@ -207,6 +207,7 @@ def test_charts_of_the_metrics() -> None:
     columns = {"step": [1, 2, 3], "reward": moving, "accuracy": moving, "loss": flat, "own": [3.0, 1.0, 2.0]}
     found = [(chart["title"], chart["names"], chart["folded"]) for chart in charts_of([columns])]
     assert found == [("Reward", ["accuracy"], False), ("loss", ["loss"], True), ("own", ["own"], True)]
+    assert [chart["folded"] for chart in charts_of([{"step": [1, 2, 3]}, {"step": [1, 2, 3], "loss": flat}])] == [True]
 
 
 def test_page_makes_no_requests(run: Path) -> None:

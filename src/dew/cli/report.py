@@ -2,7 +2,9 @@
 
 import time
 import webbrowser
+from collections.abc import Sequence
 from itertools import compress
+from math import isfinite
 from pathlib import Path
 from typing import Annotated
 
@@ -120,7 +122,7 @@ def _show_group(group: GroupRecord) -> None:
     out.print(f"step {group.step}, group {group.group}: {printable(group.prompt.strip())}")
     if group.gold is not None:
         out.print(f"gold: {printable(group.gold)}")
-    scale = max((abs(A) for a in group.answers for A in a.advantage or ()), default=0.0)
+    scale = max((abs(A) for a in group.answers for A in a.advantage or () if isfinite(A)), default=0.0)
     rule = group.algorithm or "the run"
     legend = f"advantages of {rule}: blue positive, orange negative, full colour = ±{scale:.3f}"
     legend += "; underlined: the wrong sign for its answer"
@@ -128,16 +130,17 @@ def _show_group(group: GroupRecord) -> None:
         legend = f"no advantages of {rule} were recorded"
     out.print(Text(f"{legend}\n", style="dim"))
     for number, (a, above) in enumerate(zip(group.answers, above_mean(group).tolist(), strict=True), start=1):
-        live, credit = a.live or [True] * len(a.tokens), a.advantage or [0.0] * len(a.tokens)
+        live = a.live or [True] * len(a.tokens)
+        credit = [A if isfinite(A) else 0.0 for A in a.advantage or [0.0] * len(a.tokens)]
         flipped = [trains and A * above < 0 for trains, A in zip(live, credit, strict=True)]
         line = f"{number} {'✓ correct' if a.correct else '✗ wrong  '}"
         for name, values in (("grpo", a.grpo), (group.algorithm or "advantage", a.advantage)):
-            if trained := list(compress(values or (), live)):
+            if trained := _known(values, live):
                 low, high = (f"{end(trained):+.3f}" for end in (min, max))
                 line += f"   {name} {low if low == high else f'{low} to {high}'}"
         out.print(line + f"   {sum(flipped)} of the wrong sign" * any(flipped))
-        if a.entropy and any(live):  # significant digits: in wrong answers, 1/H of small entropies matters
-            H = list(compress(a.entropy, live))
+        # Significant digits: in wrong answers, 1/H of small entropies matters.
+        if a.entropy and (H := _known(a.entropy, live)):
             most = max(compress(range(len(credit)), live), key=lambda t: abs(credit[t]))
             largest = f"   largest: {printable(a.tokens[most])} {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"
             out.print(Text(f"  entropy {min(H):.3g} to {max(H):.3g}{largest * (len(set(credit)) > 1)}", style="dim"))
@@ -145,3 +148,8 @@ def _show_group(group: GroupRecord) -> None:
         if left_out > 0:
             shown[ENDS:-ENDS] = [(f" … {left_out:,} tokens … ", 0.0, False)]
         out.print(Padding(by_credit(shown, scale), (0, 0, 1, 2)))
+
+
+def _known(values: Sequence[float] | None, live: Sequence[bool]) -> list[float]:
+    """Return the values of the trained tokens, without those that are null in the records."""
+    return [x for x in compress(values or (), live) if isfinite(x)]

@@ -254,4 +254,4 @@ def charts_of(runs: Sequence[Json]) -> list[Json]:
 
 def _is_flat(runs: Sequence[Json], name: str) -> bool:
     known = [[x for x in metrics.get(name, ()) if x is not None] for metrics in runs]
-    return all(len(set(values)) < 2 for values in known) and len(known[0]) > 2
+    return all(len(set(values)) < 2 for values in known) and max(map(len, known)) > 2

@@ -182,15 +182,14 @@ def compare(
     of = by_arm(runs)
     rules, others = ([arm for arm in of if arm != BASELINE and (arm in placebos) == wanted] for wanted in (True, False))
 
-    def differences(score: str, pairs: Mapping[str, str | None]) -> dict[str, Difference]:
-        values = {arm: {r.seed: r.scores[score] for r in x if score in r.scores} for arm, x in of.items()}
-        found = (paired(values[a], values[b], arm=a, baseline=b, score=score) for a, b in pairs.items() if b in of)
-        return {d.arm: d for d in corrected(d for d in found if d)}
-
-    placebo = differences(SCORES[0], {arm: placebos[arm] for arm in rules})
+    values = {
+        score: {arm: {r.seed: r.scores[score] for r in x if score in r.scores} for arm, x in of.items()}
+        for score in SCORES
+    }
+    placebo = differences(values[SCORES[0]], {arm: placebos[arm] for arm in rules}, SCORES[0])
     found = [Row(BASELINE, of[BASELINE], {})] if BASELINE in of else []
     for family in (rules, others):
-        than = {score: differences(score, dict.fromkeys(family, BASELINE)) for score in SCORES}
+        than = {score: differences(values[score], dict.fromkeys(family, BASELINE), score) for score in SCORES}
         order = {arm: -d.value for arm, d in than[SCORES[0]].items()}
         for arm in sorted(family, key=lambda arm: order.get(arm, 1)):
             d = {score: than[score][arm] for score in SCORES if arm in than[score]}
@@ -198,6 +197,15 @@ def compare(
             word = _verdict(d[SCORES[0]], placebo.get(arm), bool(placebos[arm]), final, alpha) if judged else ""
             found.append(Row(arm, of[arm], d, placebo.get(arm), word))
     return found
+
+
+def differences(
+    values: dict[str, dict[int, float]], pairs: Mapping[str, str | None], score: str
+) -> dict[str, Difference]:
+    """Return the difference of each arm from the one that `pairs` names, with Holm's correction over all of them.
+    `values`: those of each arm by seed."""
+    found = (paired(values[a], values[b], arm=a, baseline=b, score=score) for a, b in pairs.items() if b in values)
+    return {d.arm: d for d in corrected(d for d in found if d)}
 
 
 def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, final: bool, alpha: float | None) -> str:

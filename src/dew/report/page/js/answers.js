@@ -48,7 +48,7 @@ function facets(answer) {
   const { extra, extracted, verdict } = answer;
   const facts = [
     `reward ${number(answer.reward)}${extra ? ` ${signed(extra)} charge` : ''}`,
-    rewards.length > 0 && h('span.rewards', rewards.join(' · ')),
+    rewards.length > 0 && rewards.join(' · '),
     flips > 0 && h('b.flips', plural(flips, 'flipped token')),
     plural(answer.tokens.length, 'token'),
     isKnown(extracted) && ['answered ', h('code', brief(extracted))],

@@ -5,7 +5,7 @@ const bracketed = (x) => (x < 0 ? `(${number(x)})` : number(x));
 const step = (name, formula, value, note) =>
   h('li',
     h('span.step-name', name),
-    h('span.formula', formula, value !== null && [' = ', h('b', number(value))]),
+    h('span', formula, value !== null && [' = ', h('b', number(value))]),
     note && quiet(note),
   );
 

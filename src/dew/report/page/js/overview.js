@@ -31,7 +31,7 @@ function finding({ kind, text, remedy, link }) {
   const show = link && h('a', { href: link, 'aria-label': `Show: ${visible(text)}` }, 'show');
   return h(`li.finding.${kind}`,
     h('span.finding-sign', { 'aria-hidden': 'true' }, KINDS[kind][0]),
-    h('div', h('p', visible(text), ' ', show), remedy && h('p.remedy.quiet', h('b', 'Remedy: '), visible(remedy))),
+    h('div', h('p', visible(text), ' ', show), remedy && h('p.quiet', h('b', 'Remedy: '), visible(remedy))),
   );
 }
 

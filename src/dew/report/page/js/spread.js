@@ -36,7 +36,7 @@ function drawing(label, parts) {
 }
 
 /** A figure whose parts are made when it is drawn; `csv` gives its table, with a head. */
-const spreadFigure = (title, note, { label = title, parts, csv, key }) =>
+const spreadFigure = (title, note, { label, parts, csv, key }) =>
   figure(title, note, csv, (box) => box.append(drawing(label, parts())), { key });
 
 const below = (left, right) => [
