@@ -19,8 +19,10 @@ from dew.engines.lab.lora import Base, LoraPolicies, as_base, load_base
 from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.tasks import Answers
 from dew.engines.lab.text import TextTask
+from dew.errors import ConfigError
 from dew.rewards import verifier
 from dew.rollouts import Rollouts
+from dew.tasks import task
 
 studies = import_module("dew.engines.lab.study")
 SMALL = LoraSettings(
@@ -431,6 +433,21 @@ def test_the_summary_compares_with_placebos(finished):
     assert len(entry["solved"]) == 2 and len(entry["solved"][0]) == 4  # evaluations, problems
 
 
+def test_a_study_on_a_file_stays_in_its_folder_and_keeps_to_its_problems(tmp_path):
+    problems = [{x: row[x] for x in ("prompt", "answer", "numbers")} for row in task("countdown").rows(20)]
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "own.jsonl"
+    file.write_text("\n".join(map(json.dumps, problems)))
+    how = {"tasks": [str(file)], "reward": "countdown", "settings": replace(FAST, eval_problems=50)}
+    found = run_study(tmp_path / "study", seeds=1, **how)
+    assert [r.arm for r in found] == ["dapo", "dew"] and list(file.parent.iterdir()) == [file]
+    entry = json.loads((found[0].folder / "scores.json").read_text())[0]
+    assert entry["n_problems"] == len(entry["solved"][0]) < 20
+    file.write_text("\n".join(map(json.dumps, problems[1:])))
+    with pytest.raises(ConfigError, match="trained on other problems"):
+        run_study(tmp_path / "study", seeds=2, **how)
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
@@ -441,6 +458,7 @@ def test_the_summary_compares_with_placebos(finished):
         (["--model", "tiny", "--task", "countdown", "--settings", "{rnak: 3}"], "rank"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{target_modules: attention}"], "q_proj"),
         (["--model", "tiny", "--task", "countdown", "--reward", "maths"], "math"),
+        (["--model", "tiny", "--settings", "{task_settings: 3}"], "not a mapping"),
     ],
 )
 def test_mistakes_are_explained(typed, words, dew, tmp_path, monkeypatch):

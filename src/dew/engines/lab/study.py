@@ -131,7 +131,8 @@ def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> 
         seeds, squares = [x.seed for x in replicas], any(x.arm.algorithm.needs_sum_sq for x in replicas)
         return LoraPolicies(base, task.prompts, seeds, _rates(replicas, device), settings, ended, squares)
 
-    return Start(policies, task, {"digest": base.digest, "model": about["model"]}, *base.memory(settings))
+    facts = {"digest": base.digest, "model": about["model"], "problems": task.digest}
+    return Start(policies, task, facts, *base.memory(settings))
 
 
 def _rates(replicas: Sequence[Replica], device: str) -> Tensor:
@@ -143,11 +144,16 @@ def _cell(task: str, replica: Replica) -> Cell:
     return Cell(arm.label, replica.seed, task, arm.learning_rate, arm.source, arm.control, arm.placebo)
 
 
-def _check_start(runs: Path, digest: str) -> None:
-    """Raise if finished runs of the task started from another policy."""
+def _check_start(runs: Path, new: Json) -> None:
+    """Raise if finished runs of the task started from another policy, or trained on other problems."""
     for home in run_folders(runs):
-        if (old := RunFolder(home).run()["warm_start"]["digest"]) != digest:
-            what = f"{home}: started from policy {old}, new runs would start from {digest}."
+        old = RunFolder(home).run()["warm_start"]
+        what = ""
+        if old["digest"] != new["digest"]:
+            what = f"{home}: started from policy {old['digest']}, new runs would start from {new['digest']}."
+        elif old.get("problems", new.get("problems")) != new.get("problems"):  # older runs do not say
+            what = f"{home}: trained on other problems, because the data of the task have changed since."
+        if what:
             raise ConfigError(Problem(what, "They could not be paired.", "Choose another folder with --out."))
 
 
@@ -164,7 +170,8 @@ def write_run(
     for step, groups in groupby(records, key=lambda group: group.step):
         run.write_records(step, groups)
     found = {name: {"value": value} for name, value in scores_of(metrics, "model" in settings).items()}
-    entry = {"when": "after", "task": cell.task, "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
+    problems = len(solved[0]) if solved else settings["eval_problems"]  # a data set may have fewer
+    entry = {"when": "after", "task": cell.task, "n_problems": problems, "k": settings["eval_k"]}
     run.write_scores([{**entry, "scores": found, "solved": [list(counts) for counts in solved]}])
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})
 
@@ -185,7 +192,7 @@ class _Training:
 
     def run(self, task: str, start: Start, todo: list[Replica]) -> None:
         """Train the runs seed by seed, in as few stacks as memory allows; a stack that runs out of memory is split."""
-        _check_start(self.folder / task, start.facts["digest"])
+        _check_start((self.folder / _cell(task, todo[0]).home).parent, start.facts)
         room = max(1, int((MEMORY_SHARE * _free(self.device) - start.shared) / start.each))
         size = math.ceil(len(todo) / math.ceil(len(todo) / min(room, self.most or len(todo))))
         memory = (start.shared + size * start.each) / 1e9
