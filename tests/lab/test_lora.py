@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -369,8 +370,13 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
         run_study(tmp_path / "killed", seeds=1)
     assert (tmp_path / "killed" / studies.CHECKPOINT).exists() and not list((tmp_path / "killed").rglob("run.json"))
     edited = [Replica(replace(arm, source="edited"), 0) for arm in parse_arms(["dapo", "dew"], [1e-3])]
-    assert studies._checkpoint(tmp_path / "killed", "countdown", edited) is None  # of the rule as it was before
+    kept = torch.load(tmp_path / "killed" / studies.CHECKPOINT, weights_only=False)
+    assert studies._checkpoint(tmp_path / "killed", "countdown", edited, kept["made"]) is None  # of the earlier rule
     monkeypatch.setattr(Stack, "generation", lambda self, number: (calls.append(number), generation(self, number)))
+    del calls[:]
+    shutil.copytree(tmp_path / "killed", tmp_path / "changed")
+    run_study(tmp_path / "changed", seeds=1, settings=replace(FAST, generations=2))
+    assert calls == [0, 1]  # not from the checkpoint, which has other settings
     del calls[:]
     run_study(tmp_path / "killed", seeds=1)
     assert calls == [2] and not (tmp_path / "killed" / studies.CHECKPOINT).exists()
