@@ -196,6 +196,9 @@ def test_a_grid_returns_what_is_not_finished(tmp_path):
     assert left == [cells[0], *cells[2:]] and read_grid(tmp_path / "g")["arms"] == ["dapo", "gtpo(alpha2=0.5)"]
     other = Cell("dapo", 0, task="countdown-4", learning_rate=3e-5, control="x")
     assert str(other.home) == "countdown-4/dapo-lr3e-05-seed0"
+    paths = ("/a/b.jsonl", "a/b.jsonl", "../b.jsonl", "b.jsonl")
+    files = [str(Cell("dapo", 0, task=path).home.parent) for path in paths]
+    assert files == ["_a_b.jsonl", "a_b.jsonl", "_._b.jsonl", "b.jsonl"]  # not hidden, not outside of the grid
     assert other.facts() == {"arm": "dapo", "seed": 0, "control": "x", "data": "countdown-4", "learning_rate": 3e-5}
     open_grid(tmp_path / "g", [Cell("grpo", 0)], {"max_steps": 5})  # added to the baseline
     assert read_grid(tmp_path / "g")["arms"] == ["dapo", "gtpo(alpha2=0.5)", "grpo"]

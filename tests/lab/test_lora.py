@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
@@ -19,8 +20,10 @@ from dew.engines.lab.lora import Base, LoraPolicies, as_base, load_base
 from dew.engines.lab.stack import Replica, Stack
 from dew.engines.lab.tasks import Answers
 from dew.engines.lab.text import TextTask
+from dew.errors import ConfigError
 from dew.rewards import verifier
 from dew.rollouts import Rollouts
+from dew.tasks import task
 
 studies = import_module("dew.engines.lab.study")
 SMALL = LoraSettings(
@@ -367,8 +370,13 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
         run_study(tmp_path / "killed", seeds=1)
     assert (tmp_path / "killed" / studies.CHECKPOINT).exists() and not list((tmp_path / "killed").rglob("run.json"))
     edited = [Replica(replace(arm, source="edited"), 0) for arm in parse_arms(["dapo", "dew"], [1e-3])]
-    assert studies._checkpoint(tmp_path / "killed", "countdown", edited) is None  # of the rule as it was before
+    kept = torch.load(tmp_path / "killed" / studies.CHECKPOINT, weights_only=False)
+    assert studies._checkpoint(tmp_path / "killed", "countdown", edited, kept["made"]) is None  # of the earlier rule
     monkeypatch.setattr(Stack, "generation", lambda self, number: (calls.append(number), generation(self, number)))
+    del calls[:]
+    shutil.copytree(tmp_path / "killed", tmp_path / "changed")
+    run_study(tmp_path / "changed", seeds=1, settings=replace(FAST, generations=2))
+    assert calls == [0, 1]  # not from the checkpoint, which has other settings
     del calls[:]
     run_study(tmp_path / "killed", seeds=1)
     assert calls == [2] and not (tmp_path / "killed" / studies.CHECKPOINT).exists()
@@ -431,6 +439,21 @@ def test_the_summary_compares_with_placebos(finished):
     assert len(entry["solved"]) == 2 and len(entry["solved"][0]) == 4  # evaluations, problems
 
 
+def test_a_study_on_a_file_stays_in_its_folder_and_keeps_to_its_problems(tmp_path):
+    problems = [{x: row[x] for x in ("prompt", "answer", "numbers")} for row in task("countdown").rows(20)]
+    (tmp_path / "data").mkdir()
+    file = tmp_path / "data" / "own.jsonl"
+    file.write_text("\n".join(map(json.dumps, problems)))
+    how = {"tasks": [str(file)], "reward": "countdown", "settings": replace(FAST, eval_problems=50)}
+    found = run_study(tmp_path / "study", seeds=1, **how)
+    assert [r.arm for r in found] == ["dapo", "dew"] and list(file.parent.iterdir()) == [file]
+    entry = json.loads((found[0].folder / "scores.json").read_text())[0]
+    assert entry["n_problems"] == len(entry["solved"][0]) < 20
+    file.write_text("\n".join(map(json.dumps, problems[1:])))
+    with pytest.raises(ConfigError, match="trained on other problems"):
+        run_study(tmp_path / "study", seeds=2, **how)
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
@@ -441,6 +464,7 @@ def test_the_summary_compares_with_placebos(finished):
         (["--model", "tiny", "--task", "countdown", "--settings", "{rnak: 3}"], "rank"),
         (["--model", "tiny", "--task", "countdown", "--settings", "{target_modules: attention}"], "q_proj"),
         (["--model", "tiny", "--task", "countdown", "--reward", "maths"], "math"),
+        (["--model", "tiny", "--settings", "{task_settings: 3}"], "not a mapping"),
     ],
 )
 def test_mistakes_are_explained(typed, words, dew, tmp_path, monkeypatch):

@@ -208,6 +208,9 @@ def lab(
         model, task = model or "tiny", task or ["countdown"]
     given = mapping(settings, example="{group_size: 8}")
     of_task = given.pop("task_settings", {})
+    if not isinstance(of_task, dict):
+        remedy = "Write e.g. '{task_settings: {numbers: 3}}'."
+        raise ConfigError(Problem(f"--settings: task_settings {of_task} is not a mapping.", remedy=remedy))
     if not model and (reward or of_task):
         raise ConfigError(Problem("--reward and task_settings are for language models.", remedy="Add --model."))
     from dew.engines.lab import markdown, study

@@ -49,7 +49,8 @@ class Cell:
     def home(self) -> Path:
         """The run folder, relative to the grid's folder."""
         rate = "" if self.learning_rate is None else f"-lr{self.learning_rate:g}"
-        return Path(self.task) / f"{_file_name(self.arm)}{rate}-seed{self.seed}"
+        task = re.sub(r"^\.|/", "_", self.task)  # a path of a data file must not lead out of the grid's folder
+        return Path(task) / f"{_file_name(self.arm)}{rate}-seed{self.seed}"
 
     def facts(self) -> dict[str, Any]:
         given = {"data" if name == "task" else name: value for name, value in asdict(self).items()}

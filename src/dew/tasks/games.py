@@ -53,6 +53,7 @@ class Countdown:
             raise ConfigError(Problem(what, remedy="The defaults are largest=13, ceiling=99."))
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
+        """Return n distinct problems, or fewer if no more are found, which depend only on the arguments."""
         rng = Random(f"{self}-{check_split(split)}-{seed}")
         rows: dict[Hashable, Row] = {}
         misses = 0
@@ -61,9 +62,9 @@ class Countdown:
             if (drawn := self._draw(rng, split)) is not None:
                 rows.setdefault(*drawn)
             misses = misses + 1 if len(rows) == before else 0
-        if len(rows) < n:
-            what = f"only {len(rows)} of {n} distinct {split.replace('_', '-')} problems exist with these settings."
-            raise ConfigError(Problem(f"countdown: {what}", remedy="Ask for fewer, or change the settings."))
+        if not rows and n > 0:
+            what = f"countdown: no {split.replace('_', '-')} problems exist with these settings."
+            raise ConfigError(Problem(what, remedy="The defaults are numbers=4, largest=13, ceiling=99."))
         return list(rows.values())
 
     def _draw(self, rng: Random, split: Split) -> tuple[Hashable, Row] | None:

@@ -6,6 +6,7 @@ written when a stack ends, run.json last, so a run with a run.json is finished. 
 arms, tasks, rates or seeds add runs. An interrupted stack resumes from STUDY/.stack.pt.
 """
 
+import json
 import math
 import platform
 import time
@@ -131,7 +132,8 @@ def _adapters(settings: Any, device: str, base: Any, about: Json, name: str) -> 
         seeds, squares = [x.seed for x in replicas], any(x.arm.algorithm.needs_sum_sq for x in replicas)
         return LoraPolicies(base, task.prompts, seeds, _rates(replicas, device), settings, ended, squares)
 
-    return Start(policies, task, {"digest": base.digest, "model": about["model"]}, *base.memory(settings))
+    facts = {"digest": base.digest, "model": about["model"], "problems": task.digest}
+    return Start(policies, task, facts, *base.memory(settings))
 
 
 def _rates(replicas: Sequence[Replica], device: str) -> Tensor:
@@ -143,11 +145,16 @@ def _cell(task: str, replica: Replica) -> Cell:
     return Cell(arm.label, replica.seed, task, arm.learning_rate, arm.source, arm.control, arm.placebo)
 
 
-def _check_start(runs: Path, digest: str) -> None:
-    """Raise if finished runs of the task started from another policy."""
+def _check_start(runs: Path, new: Json) -> None:
+    """Raise if finished runs of the task started from another policy, or trained on other problems."""
     for home in run_folders(runs):
-        if (old := RunFolder(home).run()["warm_start"]["digest"]) != digest:
-            what = f"{home}: started from policy {old}, new runs would start from {digest}."
+        old = RunFolder(home).run()["warm_start"]
+        what = ""
+        if old["digest"] != new["digest"]:
+            what = f"{home}: started from policy {old['digest']}, new runs would start from {new['digest']}."
+        elif old.get("problems", new.get("problems")) != new.get("problems"):  # older runs do not say
+            what = f"{home}: trained on other problems, because the data of the task have changed since."
+        if what:
             raise ConfigError(Problem(what, "They could not be paired.", "Choose another folder with --out."))
 
 
@@ -164,7 +171,8 @@ def write_run(
     for step, groups in groupby(records, key=lambda group: group.step):
         run.write_records(step, groups)
     found = {name: {"value": value} for name, value in scores_of(metrics, "model" in settings).items()}
-    entry = {"when": "after", "task": cell.task, "n_problems": settings["eval_problems"], "k": settings["eval_k"]}
+    problems = len(solved[0]) if solved else settings["eval_problems"]  # a data set may have fewer
+    entry = {"when": "after", "task": cell.task, "n_problems": problems, "k": settings["eval_k"]}
     run.write_scores([{**entry, "scores": found, "solved": [list(counts) for counts in solved]}])
     run.write_run({"name": str(cell.home), "engine": "lab", **cell.facts(), **facts, "status": "done"})
 
@@ -185,21 +193,22 @@ class _Training:
 
     def run(self, task: str, start: Start, todo: list[Replica]) -> None:
         """Train the runs seed by seed, in as few stacks as memory allows; a stack that runs out of memory is split."""
-        _check_start(self.folder / task, start.facts["digest"])
+        _check_start((self.folder / _cell(task, todo[0]).home).parent, start.facts)
         room = max(1, int((MEMORY_SHARE * _free(self.device) - start.shared) / start.each))
         size = math.ceil(len(todo) / math.ceil(len(todo) / min(room, self.most or len(todo))))
         memory = (start.shared + size * start.each) / 1e9
         runs = f"{len(todo)} runs to train, {size} at a time, about {memory:.1f} GB"
         self.say(f"{runs}. Ctrl-C stops; the same command resumes.")
+        made = json.dumps([self.about, start.facts], default=str)
         seconds = 0.0  # per run; not known yet
         while todo and time.perf_counter() + seconds * min(size, len(todo)) < self.until:
-            before = _checkpoint(self.folder, task, todo)
+            before = _checkpoint(self.folder, task, todo, made)
             replicas = before["replicas"] if before else todo[:size]
             replicas = sorted(replicas, key=lambda x: (x.arm.label, x.arm.source))  # equal algorithms are neighbours
             began = time.perf_counter()
             try:
                 stack = Stack(start.task, start.policies(replicas), replicas, self.settings, self.device, self.recorded)
-                if not self.train(stack, task, len(todo) - len(replicas), before):
+                if not self.train(stack, task, made, len(todo) - len(replicas), before):
                     return
                 took = time.perf_counter() - began
                 seconds = seconds if before else took / len(replicas)
@@ -216,8 +225,9 @@ class _Training:
                 (self.folder / CHECKPOINT).unlink(missing_ok=True)
                 self.say(f"Not enough memory for {len(replicas)} runs at a time; continuing with {size}.")
 
-    def train(self, stack: Stack, task: str, waiting: int, before: Json | None) -> bool:
-        """Train a stack, from the checkpoint `before` if given. `waiting`: the number of runs to train after it.
+    def train(self, stack: Stack, task: str, made: str, waiting: int, before: Json | None) -> bool:
+        """Train a stack, from the checkpoint `before` if given. `made`: the settings and the start, as text. `waiting`:
+        the number of runs to train after it.
 
         Return False if time ran out before the end; a checkpoint is kept.
         """
@@ -237,7 +247,7 @@ class _Training:
                 self.say(f"{line}{f'{waiting} more runs to train; ' * (waiting > 0)}{left:.1f} min left")
             now = time.perf_counter()
             if number < generations and (now > self.until or now - saved > pause):
-                _save(self.folder, task, stack)
+                _save(self.folder, task, stack, made)
                 saved = time.perf_counter()
                 pause = max(CHECKPOINT_SECONDS, (saved - now) / CHECKPOINT_SHARE)
                 if now > self.until:
@@ -274,14 +284,14 @@ class _Training:
                 self.say(f"{arm}: nothing was trained: the gradient was 0 in every generation of every run.")
 
 
-def _save(folder: Path, task: str, stack: Stack) -> None:
+def _save(folder: Path, task: str, stack: Stack, made: str) -> None:
     kept = folder / f"{CHECKPOINT}.new"
-    torch.save({"runs": [_key(task, x) for x in stack.replicas], "state": stack.state()}, kept)
+    torch.save({"runs": [_key(task, x) for x in stack.replicas], "made": made, "state": stack.state()}, kept)
     kept.replace(folder / CHECKPOINT)
 
 
-def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None:
-    """The checkpoint of an interrupted stack, if all of its runs are in `todo`."""
+def _checkpoint(folder: Path, task: str, todo: Sequence[Replica], made: str) -> Json | None:
+    """The checkpoint of an interrupted stack, if all of its runs are in `todo` and `made` as now."""
     path, by_key = folder / CHECKPOINT, {_key(task, x): x for x in todo}
     if not path.exists():
         return None
@@ -290,7 +300,7 @@ def _checkpoint(folder: Path, task: str, todo: Sequence[Replica]) -> Json | None
             found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception:  # the file is damaged: train the stack from the start
         return None
-    if not set(found.get("runs", [""])) <= by_key.keys():
+    if not set(found.get("runs", [""])) <= by_key.keys() or found.get("made") != made:
         return None
     return {**found, "replicas": [by_key[key] for key in found["runs"]]}
 

@@ -5,6 +5,7 @@ A problem is an index into the training rows followed by the held-out rows. The 
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ class TextTask:
             raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
         self.rows, self.prompts = zip(*kept[0], *kept[1], strict=True)
         self.trained = len(kept[0])
+        self.digest = blake2b(repr(self.rows).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
         self._thread, self._early = ThreadPoolExecutor(1), list[Future[dict[Key, float]]]()
 
     def problems(self, n: int, *generators: torch.Generator, device: str = "cpu") -> Problems:
