@@ -202,7 +202,7 @@ def test_a_context_that_is_too_small_fails(settings):
     [
         ({"loging_steps": 1}, "settings"),
         ({"task": "countdwn"}, "settings"),
-        ({"problems": 10**6, "task_settings": {"numbers": 2, "largest": 2}}, "data"),
+        ({"task": "missing.jsonl", "task_settings": {}, "verifier": "countdown"}, "data"),
         ({"reward_funcs": ["nowhere.reward"]}, "data"),
         ({"model_name_or_path": "/no/such/model"}, "model"),
     ],

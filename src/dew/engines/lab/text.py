@@ -44,13 +44,13 @@ class TextTask:
     ) -> None:  # fmt: skip
         source = task(name, **(settings or {}))
         self.name, self.base, self.tokens = source.name, base, tokens
-        self.judge = _judge(self.name, reward_func)
         splits = [source.rows(MOST, split="train"), source.rows(held_out, split="held_out")]
         given = [[(row, prompt_ids(base.tokenizer, row["prompt"])) for row in rows] for rows in splits]
         kept = [[pair for pair in pairs if len(pair[1]) <= MAX_PROMPT] for pairs in given]
         if not all(kept):
             what = f"{name}: no problems for {'training' if not kept[0] else 'the evaluation'}."
             raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
+        self.judge = _judge(self.name, reward_func)
         self.rows, self.prompts = zip(*kept[0], *kept[1], strict=True)
         self.trained = len(kept[0])
         self.digest = blake2b(repr(self.rows).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
