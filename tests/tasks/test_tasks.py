@@ -58,7 +58,10 @@ def test_countdown_respects_its_settings(numbers: int, largest: int, ceiling: in
         assert row["prompt"] == ",".join(map(str, row["numbers"])) + ">" + row["answer"] + ":"
         results = [int(step.split("=")[1]) for step in row["solution"].split(";")]
         assert len(results) == numbers - 1 and min(results) > 0 and max(results) <= ceiling
-    assert len(Countdown(numbers=2, largest=3).rows(99)) == 14  # all there are
+
+
+def test_countdown_returns_all_problems_if_there_are_fewer():
+    assert len(Countdown(numbers=2, largest=3).rows(99)) == 14
 
 
 def test_sums_for_tuning_leave_the_test_problems_out():
