@@ -149,13 +149,13 @@ def _check_start(runs: Path, new: Json) -> None:
     """Raise if finished runs of the task started from another policy, or trained on other problems."""
     for home in run_folders(runs):
         old = RunFolder(home).run()["warm_start"]
-        what = ""
         if old["digest"] != new["digest"]:
             what = f"{home}: started from policy {old['digest']}, new runs would start from {new['digest']}."
         elif old.get("problems", new.get("problems")) != new.get("problems"):  # older runs do not say
             what = f"{home}: trained on other problems, because the data of the task have changed since."
-        if what:
-            raise ConfigError(Problem(what, "They could not be paired.", "Choose another folder with --out."))
+        else:
+            continue
+        raise ConfigError(Problem(what, "They could not be paired.", "Choose another folder with --out."))
 
 
 def write_run(
