@@ -496,6 +496,12 @@ def test_phone_scrolls_vertically_only_and_print_has_no_controls(report: Path, o
     assert visible == [True, False, False]
 
 
+@pytest.mark.parametrize("width", [960, 1200, 1201])
+def test_a_group_is_in_view_at_any_width(report: Path, opened: Any, width: int) -> None:
+    page = opened(report, "#groups", viewport={"width": width, "height": 900})
+    assert page.tab.locator(".group-title").first.bounding_box()["y"] < 900
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"viewport": PHONE}, {"theme": "dark"}], ids=["desktop", "phone", "dark"])
 def test_axe_finds_nothing_serious(compared: Path, opened: Any, options: dict[str, Any]) -> None:
