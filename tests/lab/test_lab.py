@@ -352,6 +352,7 @@ def test_arms_from_text():
         ("gtpo(alpha2=0.5)(alpha2=0.3)", "cannot be read"),
         ("gtpo(alpha2=0.5,alpha2=0.3)", "gives a setting twice"),
         ("gtpo@fast", "such as 3e-5"),
+        ("gtpo@", "such as 3e-5"),
         ("trl", "Its credit and loss are the engine's"),
         ("dew.algorithms:Nothing", "no class 'Nothing'"),
         ("dapo(kl_coef=0.1)", "no reference policy"),
@@ -461,6 +462,8 @@ def test_a_rule_with_a_loss_of_nan_is_named_and_any_setting_can_be_written(easy,
 
 def mistaken(tmp_path, head="@dataclass(frozen=True, kw_only=True)\nclass Rule(DAPO):", body="", name='name = "mine"'):
     """What the lab says to a rule with a mistake."""
+    tmp_path /= "me@work"
+    tmp_path.mkdir(exist_ok=True)
     imports = "from dataclasses import dataclass\nfrom dew.algorithms import DAPO, Algorithm"
     (tmp_path / "rule.py").write_text(f"{imports}\n{head}\n    {name}\n    {body}\n")
     try:
@@ -500,7 +503,7 @@ def test_mistakes_in_a_users_rule_are_explained(tmp_path, dew, monkeypatch):
         parse_arms([f"{tmp_path}/two.py:Halved", f"{tmp_path}/two.py:Copied"], [1e-3])
     assert "'rewards'" in says(body="def advantages(self, rollouts): return rollouts.rewards")
     monkeypatch.setattr("dew.engines.lab.study", lambda arms, **_: Team(get_algorithm(*arms), slice(0, 2), 4, 6))
-    _, _, err = dew("lab", f"{tmp_path}/rule.py:Rule", "-o", tmp_path / "out")
+    _, _, err = dew("lab", f"{tmp_path}/me@work/rule.py:Rule", "-o", tmp_path / "out")
     assert "no 'rewards' at rule.py, line 6" in err and "Did you mean 'reward'?" in err
 
 

@@ -247,7 +247,7 @@ def _benchmark(
     import torch
 
     from dew.compare import verdicts
-    from dew.engines.lab.arms import parse_arms
+    from dew.engines.lab.arms import RATE, parse_arms
     from dew.engines.lab.study_settings import QUICK
     from dew.report import benchmark
 
@@ -263,7 +263,7 @@ def _benchmark(
         others = benchmark.stage_rows("stage2", "A", benchmark.read(benchmark.COMMITTED, Path(work)) if known else {})
     own_rate = f"@{rates[0]:g}" if rates and len(rates) == 1 else ""
     rate = f"@{others[0].runs[0].learning_rate:g}" if others and not rates else own_rate
-    texts = [x if "@" in x else x + own_rate for x in rules if x != benchmark.BASELINE]
+    texts = [x if RATE.search(x) else x + own_rate for x in rules if x != benchmark.BASELINE]
     arms = {x: parse_arms([x], benchmark.RATES, controls=False)[0].label for x in [benchmark.BASELINE + rate, *texts]}
     if len(set(arms.values())) < len(arms):
         raise ConfigError(Problem("A rule is given twice.", remedy="Give each rule once; dapo is added."))
@@ -272,7 +272,7 @@ def _benchmark(
         tried = benchmark.train("stage1", "A-train", points, folder / "stage1", **how)
         return {arm: max(of, key=of.__getitem__) for arm, of in benchmark.rate_means(tried, how.get("seeds")).items()}
 
-    if tuned := [x for x in arms if "@" not in x]:
+    if tuned := [x for x in arms if not RATE.search(x)]:
         points = [f"{x}@{rate:g}" for x in tuned for rate in rates or benchmark.RATES]
         best = choose(points)
         if not rates:

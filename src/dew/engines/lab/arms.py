@@ -1,6 +1,7 @@
 """Parse the arms of a study (`dapo`, `gtpo(alpha2=0.5)@3e-5`, `my_module:MyRule`, `rules.py:MyRule(keep=0.1)`), and
 compute credit and loss of their runs: runs with the same algorithm share a call if that does not change the result."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,6 +17,8 @@ from dew.engines.lab.tasks import generator
 from dew.errors import ConfigError, DewError, Problem, ShapeError
 from dew.rollouts import Rollouts
 
+RATE = re.compile(r"@([^@:/\\]*)$")
+"""The learning rate of an arm; `me@work/rules.py:MyRule` has none."""
 TRAINED = ("advantages", "penalty")
 """Fields of `Credit` that the loss reads."""
 
@@ -43,9 +46,10 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     problems: list[Problem] = []
     for text in texts:
         try:
-            rule, _, own_rate = text.partition("@")
+            own_rate = RATE.search(text)
+            rule = text[: own_rate.start()] if own_rate else text
             algorithm = parse_algorithm(rule)
-            rates = _check(algorithm, [own_rate] if own_rate else learning_rates)
+            rates = _check(algorithm, [own_rate[1]] if own_rate else learning_rates)
             source = source_digest(type(algorithm)) if ":" in rule else ""
             control = algorithm.control() if controls else None
             placebo = replace(algorithm, placebo=True) if controls and _weights_tokens(algorithm) else None
