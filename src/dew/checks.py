@@ -51,8 +51,12 @@ def check_start(mask: Tensor) -> None:
 
 def check_answers(correct: Tensor, present: Tensor | None) -> Tensor:
     """The `present` mask of a group of answers: all True by default."""
-    check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
+    check_verdicts(correct)
     return check_present(correct, present)
+
+
+def check_verdicts(correct: Tensor) -> None:
+    check_bool("correct", correct, "pass the verdicts, e.g. reward > 0.5")
 
 
 def check_present(values: Tensor, present: Tensor | None) -> Tensor:

@@ -6,6 +6,7 @@ groups. `Rollouts.from_rows` groups the rows, `to_rows` returns results in the o
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -79,7 +80,9 @@ class Rollouts:
         given = {"reward": reward, "extra": extra, "tokens": tokens, "logp": logp, "entropy": entropy, "sum_sq": sum_sq}
         _check_shapes(mask, given, "(B, T)", "(B,)")
         each = group.flatten().tolist() if isinstance(group, Tensor) else group
-        names = [i.item() if isinstance(i, Tensor) else i for i in each]  # equal tensors have different hashes
+        names: list[Any] = [i.tolist() if isinstance(i, Tensor) else i for i in each]  # equal tensors hash differently
+        if wrong := [type(i).__name__ for i in names if not isinstance(i, Hashable)]:
+            raise ShapeError(f"a group id is of type {wrong[0]}. Give a number or text, the same to all of its rows.")
         seen: dict[Hashable, int] = {}
         ids = torch.tensor([seen.setdefault(i, len(seen)) for i in names], dtype=torch.long, device=mask.device)
         if len(ids) != len(mask):

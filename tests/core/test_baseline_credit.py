@@ -159,6 +159,11 @@ H, MASK = torch.ones(2, 2), torch.ones(2, 2).bool()
         (lambda: credit.entropy_advantages(torch.ones(3), H, MASK), "advantages has shape"),
         (lambda: credit.entropy_advantages(torch.ones(2), H, MASK, kappa=1), "kappa > 1"),
         (lambda: credit.entropy_advantages(torch.ones(2), -H, MASK), "never negative"),
+        (lambda: credit.entropy_advantages([1.0, 0], H, MASK), "advantages is of type list"),
+        (lambda: credit.wrong_sign([[1.0], [0]], torch.ones(2)), "advantages is of type list"),
+        (lambda: credit.soft_overlong([1, 2], limit=4, buffer=2), "lengths is of type list"),
+        (lambda: credit.reinforce_pp_advantages(torch.ones(2), [[1], [1]]), "mask is of type list"),
+        (lambda: credit.grpo_s_advantages(H[0], correct=H[0]), r"correct has dtype.*reward > 0\.5"),
     ],
 )
 def test_invalid_input(call, says):

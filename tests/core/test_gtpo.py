@@ -226,6 +226,7 @@ def test_invalid_input(change, says):
         (MASK.float(), {}, "torch.bool"),
         (MASK, {"pool": "all"}, "group, joint, sign"),
         (MASK, {"correct": CORRECT[:2]}, "correct has shape"),
+        (MASK, {"correct": CORRECT.float()}, r"correct has dtype.*reward > 0\.5"),
     ],
 )
 def test_invalid_rewards(mask, settings, says):

@@ -75,6 +75,8 @@ MASK, REWARD = torch.ones(2, 3, dtype=torch.bool), torch.zeros(2)
             r"entropy has shape \(1, 2, 4\), expected \(P, G, T\) = \(1, 2, 3\)\.\nreward has shape \(3,\)",
         ),
         (lambda: Rollouts.from_rows([0], mask=MASK, reward=REWARD), "1 group ids for 2 rows"),
+        (lambda: Rollouts.from_rows([[{}], [{}]], mask=MASK, reward=REWARD), "group id is of type list"),
+        (lambda: Rollouts.from_rows([REWARD, REWARD], mask=MASK, reward=REWARD), "group id is of type list"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=[0, 1]), r"reward is of type list.*as_tensor\(reward\)"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK[0], reward=REWARD), r"expected \(B, T\)"),
         (lambda: Rollouts.from_rows([0, 0], mask=MASK, reward=torch.zeros(3)), r"reward has shape \(3,\), expected"),

@@ -168,7 +168,7 @@ class STARE(DAPO):
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """ωᵢₜ Aᵢₜ, ω = the weight of the ⌈share · N⌉ tokens with the largest −log π among those of the same sign."""
         A, mask = super().advantages(rollouts), rollouts.mask
-        H, surprisal = recorded(self, rollouts, "entropy"), -recorded(self, rollouts, "logp")
+        H, surprisal = recorded(self, rollouts, "entropy"), -recorded(self, rollouts, "logp").clamp_max(0)
         if masked_mean(H, mask, (0, 1, 2)) >= self.target_entropy:
             return A
         for side, weight in ((A > 0, self.positive_weight), (A < 0, self.negative_weight)):

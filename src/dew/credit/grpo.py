@@ -5,7 +5,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from dew.checks import check_answers, check_by_token, check_present, check_shape
+from dew.checks import check_answers, check_by_token, check_present, check_shape, check_tensors
 from dew.errors import ConfigError
 from dew.ops import PG, PGT, STD_EPS, Labels, MaskPG, MaskPGT, Values, at_least_float32, masked_mean, standardize
 
@@ -35,6 +35,7 @@ def group_relative(rewards: PG, present: MaskPG | None = None) -> PG:
 def wrong_sign(advantages: PGT, rewards: PG, present: MaskPG | None = None) -> MaskPGT:
     """True on tokens that are rewarded although their answer's reward is below the group mean, or penalised although it
     is above. With rewards of 0 and 1: rewarded in a wrong answer, or penalised in a correct one."""
+    check_tensors(advantages=advantages)
     check_shape("rewards", rewards, advantages.shape[:-1], "answer (*P, G)")
     return at_least_float32(advantages) * group_relative(rewards, present).unsqueeze(-1) < 0
 
@@ -106,8 +107,9 @@ def reinforce_pp_advantages(rewards: PG, mask: MaskPGT, present: MaskPG | None =
     The batch is all groups passed to this call.
     """
     present = check_present(rewards, present)
+    mask = check_by_token(mask)
     check_shape("rewards", rewards, mask.shape[:-1], "answer (*P, G)")
-    mask = check_by_token(mask) & present.unsqueeze(-1)
+    mask = mask & present.unsqueeze(-1)
     centred = torch.where(mask, grpo_advantages(rewards, present, scale=False).unsqueeze(-1), 0)
     return standardize(centred, mask, tuple(range(mask.ndim)))
 
@@ -120,6 +122,7 @@ def soft_overlong(lengths: Labels | Values, *, limit: int, buffer: int) -> Value
         / buffer
     −1                           limit < len
     """
+    check_tensors(lengths=lengths)
     if not 0 < buffer <= limit:
         raise ConfigError(
             f"soft_overlong with limit={limit}, buffer={buffer}: the penalty grows over `buffer` tokens before "

@@ -13,7 +13,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from dew.checks import check_by_token, check_choice, check_finite, check_present, check_shape, check_start, check_tokens
+from dew.checks import (
+    check_by_token,
+    check_choice,
+    check_finite,
+    check_present,
+    check_shape,
+    check_start,
+    check_tokens,
+    check_verdicts,
+)
 from dew.errors import ConfigError
 from dew.ops import (
     H_FLOOR,
@@ -221,6 +230,8 @@ def pooled(rewards: Tensor, live: Tensor, correct: Tensor | None, dim: Dims, poo
             wrong is lost. For comparison only; it unlearns the task.
     """
     check_choice("pool", pool, get_args(Pool))
+    if correct is not None:
+        check_verdicts(correct)
     r = torch.where(live, at_least_float32(rewards), 0)
     if pool == "joint":
         return standardize(r, live, dim)

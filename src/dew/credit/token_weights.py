@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from dew.checks import check_by_token, check_live_entropy, check_present, check_shape, check_start
+from dew.checks import check_by_token, check_live_entropy, check_present, check_shape, check_start, check_tensors
 from dew.errors import ConfigError
 from dew.ops import PG, PGT, Mask, MaskPGT, Values, at_least_float32, masked_mean, masked_sum, standardize
 
@@ -49,6 +49,7 @@ def entropy_advantages(
     0 where `mask` is False.
     """
     mask = check_live_entropy(entropy, mask)
+    check_tensors(advantages=advantages)
     if not (alpha >= 0 and kappa > 1):
         raise ConfigError(f"alpha={alpha}, kappa={kappa}: give alpha >= 0 and kappa > 1; the paper uses 0.4 and 2.")
     A = at_least_float32(advantages)
