@@ -59,11 +59,12 @@ def test_guided_answers_come_last_in_the_group_and_count_in_its_baseline(tmp_pat
     torch.testing.assert_close(batch["advantages"][:, 0], expected.flatten(), rtol=1e-4, atol=1e-5)
 
 
-def test_accuracy_and_lengths_are_of_the_policys_answers(tmp_path):
+@pytest.mark.parametrize("algorithm", ["dapo", "kl_cov"])
+def test_accuracy_and_lengths_are_of_the_policys_answers(algorithm, tmp_path):
     def only_the_guide(completions, **_):
         return [float(text == "a") for text in completions]
 
-    guided(tmp_path, Always([A, EOS]), only_the_guide, max_steps=2).train()
+    guided(tmp_path, Always([A, EOS]), only_the_guide, max_steps=2, algorithm=algorithm).train()
     for line in RunFolder(tmp_path).metrics():
         assert line["accuracy"] < 0.2 and line["guide/accuracy"] == 1.0
         assert line["length/mean"] > 2

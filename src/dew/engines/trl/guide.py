@@ -203,7 +203,8 @@ class MixedPolicy:
         most = old + math.log1p(self._trainer.algorithm.clip_high)
         unbounded = inputs["advantages"] < UNBOUNDED.get(self._trainer.algorithm.surrogate, -math.inf)
         guide_logp = torch.where(unbounded, torch.minimum(guide_logp, most), guide_logp)
-        guides = replace(whole, mask=whole.mask & guided, old_logp=old, weight=weight, penalty=None)
+        free = None if whole.penalty is None else torch.zeros_like(whole.penalty)
+        guides = replace(whole, mask=whole.mask & guided, old_logp=old, weight=weight, penalty=free)
         own_weight = weight if whole.weight is None else whole.weight * weight
         own = replace(whole, mask=whole.mask & ~guided, weight=own_weight)
         return {"": (logp, own), "guide/": (guide_logp, guides)}
