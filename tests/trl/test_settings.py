@@ -10,6 +10,8 @@ from peft import LoraConfig, PeftModel
 from trl import GRPOConfig
 
 import trl_tiny as tiny
+from dew import get_algorithm
+from dew.engines.credit import Rows, give_credit
 from dew.engines.trl import DewConfig
 from dew.errors import ConfigError
 from dew.run.folder import RunFolder
@@ -48,18 +50,18 @@ def test_the_docs_list_every_setting_with_its_default():
 
 @tiny.runs_trls_loss
 def test_the_hook_of_the_docs_works_in_a_plain_grpo_trainer(tmp_path):
-    """docs/trl.md shows a subclass that shapes advantages with dew.credit; it is run as printed."""
+    """docs/trl.md shows a subclass that shapes advantages with dew.credit; as printed, they are those of `gtpo`."""
     text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text()
     (code,) = [block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "class Shaped" in block]
     names = {}
     exec(code, names)
-    settings = {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 6, **tiny.ON_A_CPU}
-    args = GRPOConfig(str(tmp_path), max_steps=1, num_iterations=2, **settings)
-    given = (tiny.model(), tiny.has_a, args, tiny.prompts())
+    settings = {"per_device_train_batch_size": 48, "num_generations": 4, "max_completion_length": 6, **tiny.ON_A_CPU}
+    args = GRPOConfig(str(tmp_path), max_steps=1, num_iterations=2, mask_truncated_completions=True, **settings)
+    given = (tiny.model(), tiny.outcome, args, tiny.prompts())
     trainer = names["ShapedTrainer"](*given, processing_class=tiny.tokenizer())
-    seen = {}
-    inner = trainer._compute_loss
-    trainer._compute_loss = lambda model, inputs: seen.update(inputs) or inner(model, inputs)
+    trainer.model.train()
+    batch = tiny.generation(trainer)
+    columns = {"mask": batch["completion_mask"].bool(), "entropy": trainer.entropy, "outcome": trainer.rewards[:, 0]}
+    rows = Rows(group=torch.arange(48) // 4, extra=torch.zeros(48), **columns)
+    torch.testing.assert_close(batch["advantages"], give_credit(get_algorithm("gtpo"), rows).advantages)
     trainer.train()
-    assert seen["advantages"].shape == seen["completion_ids"].shape
-    assert torch.isfinite(seen["advantages"]).all()
