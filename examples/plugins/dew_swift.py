@@ -91,7 +91,7 @@ def algorithm_of(trainer: Any) -> Algorithm:
     name, loss = algorithm.name, "dapo" if algorithm.reduce == "tokens" else "grpo"
     low, high = algorithm.clip_low, algorithm.clip_high
     clipped = (trainer.epsilon_low, trainer.epsilon_high) == (low, high)
-    several = len(trainer.reward_func_names) > 1 and float(trainer.reward_weights[0]) != 1
+    weighted = float(trainer.reward_weights[0]) != 1
     parallel = trainer.template.sequence_parallel_size > 1 or trainer.dynamic_num_samples
     checks = (
         (not algorithm.plain_loss, f"{name} needs a loss that ms-swift lacks.", "Choose another (docs/swift.md)."),
@@ -101,7 +101,7 @@ def algorithm_of(trainer: Any) -> Algorithm:
         (algorithm.dynamic_sampling, "dynamic_sampling is ms-swift's.", "Set it to false; use --dynamic_sample true."),
         (trainer.use_liger_loss, "use_liger_kernel averages the advantages of an answer.", "Remove it."),
         (parallel, "Sequence parallelism and multi-turn samples mix the rows of a group.", "Turn them off."),
-        (several, "The first reward function decides which answers are correct.", "Give it weight 1."),
+        (weighted, "The first reward function decides which answers are correct.", "Give it weight 1."),
     )
     if problems := [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]:
         raise ConfigError(problems)

@@ -98,6 +98,8 @@ def test_settings_that_contradict_the_algorithm_are_listed_together(monkeypatch)
         trainer(monkeypatch, "gtpo", loss_type="grpo", epsilon_high=0.2, use_liger_loss=True)
     for text in ("--loss_type dapo", "--epsilon_high 0.28", "use_liger_kernel"):
         assert text in str(error.value)
+    with pytest.raises(ConfigError, match="Give it weight 1"):
+        trainer(monkeypatch, "gtpo", reward_weights=torch.tensor([0.5]))
     with pytest.raises(ConfigError, match="ms-swift lacks"):
         trainer(monkeypatch, "grpo_s")
 
