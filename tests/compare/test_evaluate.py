@@ -110,8 +110,10 @@ def test_a_column_that_the_reward_needs_is_missed_before_sampling():
         evaluate(None, None, rows, score)
     with pytest.raises(ConfigError, match="countdown needs the column 'numbers'; the data has prompt, golds"):
         evaluate(None, None, rows, verifier("countdown"))
+    with pytest.raises(ConfigError, match=r"needs the column 'prompt'; .* Did you mean 'prompts'"):
+        evaluate(None, None, rows, lambda prompt, **_: [])
 
 
 def test_all_invalid_settings_are_listed():
-    with pytest.raises(ConfigError, match=r"(?s)k=0.*batch_size=0.*temperature=0.*top_p=2"):
-        Sampling(k=0, temperature=0, top_p=2, batch_size=0)
+    with pytest.raises(ConfigError, match=r"(?s)k=0.*tokens=1.5.*batch_size=0.*temperature=0.*top_p=2"):
+        Sampling(k=0, temperature=0, top_p=2, max_new_tokens=1.5, batch_size=0)  # type: ignore[arg-type]

@@ -49,12 +49,12 @@ def test_all_formats_give_the_same_rows(tmp_path):
 
 
 def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("dew.tasks.rows.MAX_SHOWN", 8)
+    monkeypatch.setattr("dew.tasks.rows.MAX_SHOWN", 9)
     good, who = {"problem": "How many?", "answer": "1"}, [{"problem": "Who?", "answer": answer} for answer in "AB"]
     empty = [{"problem": "How much?"}, {"problem": " ", "answer": "2"}, {"problem": "When?", "answer": None}]
     lines = [good, *empty, [1, 2], good, *who]
     path = write(tmp_path / "bad.jsonl", lines)
-    path.write_bytes(path.read_bytes() + b"{not json\n\xff\xfe\n\n")
+    path.write_bytes(path.read_bytes() + b'{not json\n\xff\xfe\n\n{"problem": "\\ud83d?", "answer": "3"}\n')
     with caplog.at_level(logging.WARNING, "dew.tasks"):
         rows = read_rows(path, columns())
     assert [row["problem"] for row in rows] == ["How many?"]
@@ -65,12 +65,13 @@ def test_bad_rows_are_skipped_counted_and_logged(tmp_path, caplog, monkeypatch):
         "bad.jsonl:5: a list, not an object with columns",
         "bad.jsonl:9: not JSON",
         "bad.jsonl:10: not JSON",
+        "bad.jsonl:12: 'utf-8' codec can't encode character '\\ud83d' in position 1: surrogates not allowed",
         "bad.jsonl:7: conflicting answers to one problem, A and B",
         "bad.jsonl:8: conflicting answers to one problem, A and B",
     ]
     monkeypatch.setattr("dew.tasks.rows.MAX_SHOWN", 3)
     read_rows(path, columns())
-    assert "8 unusable rows skipped" in caplog.text and caplog.messages[1].endswith("...")
+    assert "9 unusable rows skipped" in caplog.text and caplog.messages[1].endswith("...")
 
 
 def test_any_folder_with_or_without_a_dot(tmp_path, monkeypatch):
@@ -240,13 +241,15 @@ def test_overlap_ignores_spelling_but_not_numbers():
         (lambda p: task(str(p / "empty.jsonl"), problem="q").rows(1), "No usable rows.*empty.jsonl: 1 unusable rows"),
         (lambda p: task(str(p / "empty.jsonl"), held_out="test"), "is one file, without splits"),
         (lambda p: task("a.csv").rows(1), r"a.csv: neither a folder, nor a file \(.jsonl"),
+        (lambda p: task("data/b.csv").rows(1), "b.csv: neither a folder, nor a file"),
         (lambda p: task("nobody/nothing-at-all").rows(1), "'nobody/nothing-at-all' cannot be loaded"),
     ],
 )
 def test_invalid_sources_and_settings(tmp_path, monkeypatch, call, message: str):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
-    for name in ("text.parquet", "text.json", "text.jsonl.gz", "a.csv"):
+    (tmp_path / "data").mkdir()
+    for name in ("text.parquet", "text.json", "text.jsonl.gz", "a.csv", "data/b.csv"):
         (tmp_path / name).write_text("something else")
     write(tmp_path / "empty.jsonl", [{}])
     with pytest.raises(ConfigError, match=message):

@@ -191,7 +191,7 @@ def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_j
     from dew.compare.verdicts import markdown_table, signed
 
     first, last = scores[0], scores[-1]
-    differences = compare_scores(last, first, arm=names[-1], baseline=names[0]) if last is not first else {}
+    differences = compare_scores(last, first, arm=names[-1], baseline=names[0]) if len(scores) > 1 else {}
     if as_json:
         both = {key: scored.summary() for key, scored in zip(("model", "vs"), scores, strict=False)}
         found = {name: d.to_json() for name, d in differences.items()}

@@ -27,7 +27,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         counts = {"k": self.k, "max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
-        wrong = [f"{name}={n}: must be at least 1." for name, n in counts.items() if n is not None and n < 1]
+        given = {name: n for name, n in counts.items() if n is not None and not (isinstance(n, int) and n >= 1)}
+        wrong = [f"{name}={n}: must be a whole number of at least 1." for name, n in given.items()]
         if self.temperature <= 0:
             wrong.append(f"temperature={self.temperature}: must be above 0. For temperature 0, use greedy.")
         if not 0 < self.top_p <= 1:

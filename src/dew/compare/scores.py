@@ -91,7 +91,7 @@ def _check_columns(judge: Any, row: Row) -> None:
     given = set(row) if isinstance(judge, Verifier) else set(row) - SET_BY_TRL | GIVEN
     if missing := [column for column in required_columns(judge) if column not in given]:
         what = f"{reward_name(judge)} needs the column {missing[0]!r}; the data has {', '.join(row)}."
-        raise ConfigError(Problem(what, remedy=did_you_mean(missing[0], row) or "Rename or add the column."))
+        raise ConfigError(Problem(what, remedy=did_you_mean(missing[0], given) or "Rename or add the column."))
 
 
 def _score_by_reward(

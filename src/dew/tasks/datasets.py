@@ -180,8 +180,7 @@ class Dataset:
             log.info("%s: %d problems of %s removed from training", self.name, dropped, ", ".join(self.without))
 
         def position(row: Row) -> bytes:  # a hash, so that adding or removing a row does not move the others
-            key = f"{seed}:{row_key(row, self.column)}"
-            return blake2b(key.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            return blake2b(f"{seed}:{row_key(row, self.column)}".encode(), digest_size=16).digest()
 
         rows = sorted(rows, key=position)[: max(0, n)]
         if self.template is None:

@@ -82,6 +82,7 @@ def _checked(raw: Any, read: Read, column: str) -> Row:
             raise ValueError(f"no {name}")
     if not is_prompt(row[column]):
         raise ValueError(f"the {column} is neither text nor a list of chat messages")
+    json.dumps(row[column], ensure_ascii=False).encode("utf-8")  # an error for half an emoji, which no tokenizer reads
     return row
 
 
@@ -161,7 +162,7 @@ def raw_rows(source: str | Path, *, split: str, config: str | None = None) -> Ra
         yield from _folder(path, split)
     elif path.name.endswith(SUFFIXES):
         yield from _file(path)
-    elif str(source).count("/") == 1 and not str(source).startswith((".", "/", "~")):
+    elif str(source).count("/") == 1 and not str(source).startswith((".", "/", "~")) and not path.exists():
         yield from _hub(str(source), split, config)
     else:
         what = f"{source}: neither a folder, nor a file ({', '.join(SUFFIXES)}), nor a hub data set (owner/name)."
