@@ -484,6 +484,8 @@ def test_phone_scrolls_vertically_only_and_print_has_no_controls(report: Path, o
         page.tab.click(f"#tab-{view}")
         page.settle()
         assert page.tab.evaluate(FITS), view
+    page.tab.eval_on_selector("#live", "live => { live.hidden = false; live.textContent = 'live · 10:56:00 PM'; }")
+    assert page.tab.eval_on_selector("#tabs", "tabs => tabs.scrollWidth === tabs.clientWidth")  # all tabs are in view
     page.tab.locator(".answer .t").nth(3).click()
     page.settle()
     panel, token = (page.tab.locator(name).bounding_box() for name in (".panel", ".pinned"))

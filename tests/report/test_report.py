@@ -26,7 +26,7 @@ from dew.compare import Sampling, Scores
 from dew.compare.sampling import Sampled
 from dew.compare.scores import ScoredProblem
 from dew.credit import group_relative
-from dew.errors import ConfigError
+from dew.errors import ConfigError, RecordError
 from dew.report import build, build_from_records, charts_of, content_of
 from dew.report.readers import Run, arms_of
 from dew.report.results import remarks, rows_of
@@ -358,6 +358,9 @@ def test_records_of_another_trainer(tmp_path: Path) -> None:
     found = report_of(build_from_records(path, tmp_path / "page.html"))["runs"][0]
     assert found["kind"] == "records" and found["name"] == "mine.jsonl"
     assert found["groups"][0]["answers"][0]["correct"] and len(read_records(path)) == 1
+    path.write_text('{"group": 3, "answers": []}\n' * 2)
+    with pytest.raises(RecordError, match="step 0 has more than one group 3"):
+        build_from_records(path)
 
 
 # ── arms, rows and findings ─────────────────────────────────────────────────────────────────────────────────
