@@ -25,6 +25,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from dew.cli.compare import DEW
 from dew.cli.flags import recipe_file
 from dew.cli.runs import Child, run_all
 from dew.compare import Difference, Scores, corrected, paired
@@ -66,7 +67,7 @@ def train(settings: Json, out: Path, cell: Cell, arm: Arm) -> Child | None:
     if RunFolder(home).finished():
         return None
     if any(home.glob("checkpoint-*/trainer_state.json")):
-        return Child(["resume", str(home)], home)
+        return Child([*DEW, "resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     changed = {f.name: getattr(arm.algorithm, f.name) for f in fields(arm.algorithm)}
     changed = {name: value for name, value in changed.items() if value != getattr(type(arm.algorithm), name)}
@@ -89,7 +90,7 @@ def train(settings: Json, out: Path, cell: Cell, arm: Arm) -> Child | None:
         "task_settings": json.dumps(settings["task_settings"]),
         "scores": "false",
     }
-    return Child(["train", settings["recipe"], *_words(flags), *settings["flags"]], home)
+    return Child([*DEW, "train", settings["recipe"], *_words(flags), *settings["flags"]], home)
 
 
 def evaluate(settings: Json, out: Path, cell: Cell) -> list[Child]:
@@ -107,7 +108,7 @@ def evaluate(settings: Json, out: Path, cell: Cell) -> list[Child]:
             "keep": _kept(home, name),
         }
         if not _kept(home, name).exists():
-            children.append(Child(["eval", model, "-k", str(settings["k"]), *_words(flags)], home))
+            children.append(Child([*DEW, "eval", model, "-k", str(settings["k"]), *_words(flags)], home))
     return children
 
 
