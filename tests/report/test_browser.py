@@ -80,6 +80,11 @@ class Page:
         rows = (text.split("\t") for text in self.texts(f"{selector} tr"))
         return {name.strip(): number(value) for name, *_, value in rows}
 
+    def unfold(self, selector: str, name: str) -> None:
+        """Open a <details>, and wait until the address remembers it: what is redrawn before would be closed again."""
+        self.tab.click(f"{selector} summary")
+        self.tab.wait_for_url(lambda url: f"{name}=yes" in url)
+
     def choose(self, label: str, value: str) -> None:
         self.tab.select_option(f"section:not([hidden]) label:has-text('{label}') select", value)
 
@@ -213,7 +218,7 @@ def test_derivation_matches_the_recorded_advantage(page: Page, mixed: GroupRecor
     for i, answer in enumerate(mixed.answers[:3]):
         page.tab.locator(f'.answer[data-i="{i}"] .t[data-t="9"]').click()
         if i == 0:
-            page.tab.click(".panel summary")
+            page.unfold(".panel", "steps")
         steps = page.texts(".panel .steps li")
         side = [a for a in mixed.answers if a.correct == answer.correct and len(a.tokens) > 9]
         x = [(a.entropy or [])[9] ** (1 if a.correct else -1) for a in side]
@@ -259,7 +264,7 @@ def test_uniform_credit_is_coloured_by_entropy(compared: Path, opened: Any) -> N
 
 
 def test_answers_filtered_sorted_and_by_position(page: Page, mixed: GroupRecord) -> None:
-    page.tab.click(".more-controls summary")
+    page.unfold(".more-controls", "more")
     page.choose("Show", "wrong")
     page.settle()
     assert set(page.tab.locator(".answer .outcome").all_text_contents()) == {"✗ wrong"}
