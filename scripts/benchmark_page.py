@@ -24,13 +24,10 @@ from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
 
 FIRST = b.SCORES[0]
-UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** Of {rules} rules on GSM8K, each at its
-own learning rate and over {pairs} seeds, better than DAPO after Holm's correction: {ahead}; worse: {behind}. The
-learning rate changes pass@1 more than the rule does. Stage 3, which decides, is [not finished](#stage-3){so_far}."""
+UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** In stage 2, {rules} rules were compared with DAPO
+on GSM8K, each at its own learning rate and over {pairs} seeds. After Holm's correction, {ahead} better and {behind} worse.
+The learning rate changes pass@1 more than the rule does. Stage 3, which decides, is [not finished](#stage-3).{so_far}"""
 VERDICTS = ("win", "level", "loss", "open")
-ABOUT_OTHERS = """Area is the mean accuracy of all answers sampled in training. Entropy (nats), length (tokens), the
-share of answers cut off and the KL divergence per token from the start are means over the last sixth of training.
-These scores decide nothing, and their intervals are not corrected."""
 OTHERS = ("rule", *(f"{score} − DAPO" for score in b.SCORES[1:]), "entropy", "length", "cut off", "KL")
 Rows = Sequence[b.Row]
 
@@ -51,10 +48,10 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     found |= {"tuning": "\n\n".join(_tuning(runs)), "stages": "\n\n".join(x for of in stages for x in of if x)}
     found["finished"] = "".join(_finished(task, rows) for task, rows in decided.items())
     won = any(row.verdict == "win" for rows in decided.values() for row in rows)
-    so_far = "".join(f"; on {b.TASKS[task].title}, {_counts(rows)}" for task, rows in decided.items())
+    so_far = "".join(f" On {b.TASKS[task].title}, {_counts(rows)}." for task, rows in decided.items())
     known = won or "A" in decided
     answer = _answer(runs, decided, bool(unfinished)) if known else UNDECIDED.format(**about, so_far=so_far)
-    text = Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), **found)
+    text = Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), about=b.ABOUT, **found)
     return re.sub(r"(?<= \| )---(?= \|)", "--:", text), images  # numbers are aligned on the right
 
 
@@ -88,7 +85,7 @@ def _finished(task: str, rows: Rows) -> str:
     named = "; ".join(f"`{arm}` {text}" for arm, text in other.items())
     return f"""
 - **Stage 3 on {b.TASKS[task].title}** ({about}): {_counts(rows)}. Differences from DAPO
-  go from {first} to {last}; {named}."""
+  range from {first} to {last}; {named}."""
 
 
 def _unfinished(runs: Runs, decided: Mapping[str, Rows]) -> str:
@@ -98,8 +95,8 @@ def _unfinished(runs: Runs, decided: Mapping[str, Rows]) -> str:
         seeds = min(seeds_of(b.stage_rows("stage3", task, runs)), default=0)
         alpha = f" (interim analysis, alpha {alpha_of(task, decided[task]):g})" if task in decided else ""
         texts += [f"{task} ({b.TASKS[task].title}) has {seeds} of {planned} seeds{alpha}"] * (seeds < planned)
-    about = """Not finished: {}. The finalists are {}. A task's differences are shown from its first planned analysis
-on, on A after {} seeds; earlier runs are in the data alone."""
+    about = """Not finished: {}. The finalists are {}. A task is shown once it has the seeds of its first planned
+analysis ({} on A). Until then, its runs are only in the data."""
     return about.format("; ".join(texts), listed(finalists(runs)), b.INTERIM[0]) if texts else ""
 
 
@@ -113,11 +110,15 @@ def _against_dapo(rows: Rows, runs: Runs) -> dict[str, Any]:
     tried = sorted(b.rate_means(runs["stage1-A-train"])[b.BASELINE].items(), key=lambda at: -at[1])
     return {
         "dapo_rates": " and ".join(f"{x:.3f} at {b.rate(rate)}" for rate, x in tried[:2]),
-        "rules": len(found), "ahead": listed(ahead or ["none"]), "behind": listed(behind or ["none"]), "pairs": pairs,
+        "rules": len(found), "ahead": _subject(ahead), "behind": _subject(behind), "pairs": pairs,
         "best": f"{best.arm}, {signed(best)}", "start": start_of("A", runs, "stage2"), "needed": seeds_needed(total),
         **{arm: fmean(r.scores[FIRST] for r in of[arm].runs) for arm in (b.BASELINE, RANDOM)},
         "least": next(x for x in range(1, 1000) if seeds_needed(total, x / 1000) <= pairs) / 1000,
     }  # fmt: skip
+
+
+def _subject(arms: Sequence[str]) -> str:
+    return f"{listed(arms or ['none'])} {'are' if len(arms) > 1 else 'is'}"
 
 
 def _components(rows: Rows, runs: Runs) -> dict[str, Any]:
@@ -170,13 +171,13 @@ def _replication(runs: Runs) -> dict[str, Any]:
 # ── tables ──────────────────────────────────────────────────────────────────────────────────────────────────
 def _stage(stage: str, tasks: Mapping[str, Rows], runs: Runs) -> Iterator[str]:
     if tasks:
-        yield f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/benchmark-{stage}.svg)\n\n{b.ABOUT}"
+        yield f"![pass@1 − DAPO, with a band of ±{b.MARGIN}](images/benchmark-{stage}.svg)"
     for task, rows in tasks.items():
         judged = [row.than_baseline[FIRST] for row in rows if row.verdict]
         yield f"**{task}: {b.TASKS[task].title}**, {min(seeds_of(rows))} of {b.STAGES[stage].seeds[task]} seeds:"
         yield b.table(rows).strip()
         yield from noise(judged, runs[f"{stage}-{task}"])
-        yield f"Other scores. {ABOUT_OTHERS}\n\n{b.table(rows, OTHERS).strip()}"
+        yield f"Other scores:\n\n{b.table(rows, OTHERS).strip()}"
 
 
 def _screening(runs: Runs) -> dict[str, Any]:
