@@ -30,6 +30,11 @@ def test_what_is_wrong(text, wrong):
     assert [(written, right) for _, written, right in script.problems(ROOT, text)] == wrong
 
 
+def test_only_commented_blocks_of_guides_are_checked():
+    found = list(script.problems(script.GUIDES[0], "At most 0.5.\n\nIt gains 0.5. <!-- = 0.4 -->\n"))
+    assert [(written, right) for _, written, right in found] == [("0.5", "0.4")]
+
+
 def test_seeds_needed():
     """Cohen's d = 0.5, power 0.8, two-sided 0.05: 34 pairs in the usual tables."""
     like = script.paired({0: 1.0, 1: -1.0}, {0: 0.0, 1: 0.0}, arm="a", baseline="b", score="s")  # spread √2
