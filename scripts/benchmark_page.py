@@ -24,9 +24,10 @@ from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
 
 FIRST = b.SCORES[0]
-UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** In stage 2, {rules} rules were compared with DAPO
-on GSM8K, each at its own learning rate and over {pairs} seeds. After Holm's correction, {ahead} better and {behind} worse.
-The learning rate changes pass@1 more than the rule does. Stage 3, which decides, is [not finished](#stage-3).{so_far}"""
+UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** In stage 2, {rules} rules were compared with
+DAPO on GSM8K, each at its own learning rate and over {pairs} seeds. After Holm's correction, {ahead} better and {behind}
+worse. The learning rate changes pass@1 more than the rule does. Stage 3, which decides, is
+[not finished](#stage-3).{so_far}"""
 VERDICTS = ("win", "level", "loss", "open")
 OTHERS = ("rule", *(f"{score} − DAPO" for score in b.SCORES[1:]), "entropy", "length", "cut off", "KL")
 Rows = Sequence[b.Row]
@@ -51,7 +52,8 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     so_far = "".join(f" On {b.TASKS[task].title}, {_counts(rows)}." for task, rows in decided.items())
     known = won or "A" in decided
     answer = _answer(runs, decided, bool(unfinished)) if known else UNDECIDED.format(**about, so_far=so_far)
-    text = Path(__file__).with_suffix(".md").read_text().format(answer=answer, costs=_costs(runs), about=b.ABOUT, **found)
+    found |= {"answer": answer, "costs": _costs(runs), "about": b.ABOUT}
+    text = Path(__file__).with_suffix(".md").read_text().format(**found)
     return re.sub(r"(?<= \| )---(?= \|)", "--:", text), images  # numbers are aligned on the right
 
 
