@@ -95,3 +95,15 @@ def test_incomplete_groups_and_split_answers_are_errors():
     del data["entropy"]
     with pytest.raises(EngineError, match="use-rollout-entropy"):
         slime.advantages(arguments(**GTPO), data)
+
+
+def test_graded_rewards_are_a_warning_and_an_error_if_nothing_can_be_learned(caplog):
+    data = {**batch(), "local_raw_reward": [0.9, 0.1, 0.4, 0.8, 0.2, 1.0, 1.0, 1.0]}
+    args = arguments(**{**GTPO, "dew_algorithm": "gtpo(alpha2=0.5)"})
+    for _ in range(2):
+        slime.advantages(args, data)
+    assert caplog.text.count("different values") == 1 and "dew_algorithm: gtpo(alpha2=0.5,pool=outcome)" in caplog.text
+    low = {**data, "local_raw_reward": [x / 2 for x in data["local_raw_reward"]]}
+    with pytest.raises(ConfigError, match="nothing can be learned"):
+        slime.advantages(arguments(**GTPO), low)
+    slime.advantages(arguments(**{**GTPO, "dew_algorithm": "gtpo(threshold=0.5)"}), low)  # it is meant
