@@ -14,7 +14,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm, split_algorithm
-from dew.engines.credit import Rows, check_outcomes, give_credit
+from dew.engines.credit import Rows, check_outcomes, differ, give_credit
 from dew.errors import ConfigError, EngineError, Problem
 from dew.run.settings import algorithm_settings
 
@@ -38,7 +38,7 @@ def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     outcome = torch.tensor([answer["reward"] for answer in answers])
     group = torch.tensor([answer["index"] // size for answer in answers])
     credit = give_credit(algorithm, Rows(group=group, outcome=outcome, extra=torch.zeros_like(outcome), **columns))
-    if not getattr(args, "dew_checked", False):  # in the first generation
+    if not getattr(args, "dew_checked", False) and differ(outcome):
         args.dew_checked = True
         chosen = "threshold" in _named(args)[1]
         problem = None if chosen else check_outcomes(algorithm, outcome, credit.advantages, NAMES)
@@ -72,6 +72,7 @@ def algorithm_of(args: Any) -> Algorithm:
         (estimator != "grpo", f"--advantage-estimator {estimator}: another loss.", "Write --advantage-estimator grpo."),
         (args.normalize_advantages, "--normalize-advantages would change the credit.", "Remove it."),
         (entropy, f"{name} reads the sampling policy's entropy.", "Add --use-rollout-entropy."),
+        (algorithm.kl_coef, "kl_coef: the loss is slime's.", "Remove it; use --use-kl-loss --kl-loss-coef."),
         (algorithm.dynamic_sampling, "dynamic_sampling: slime samples.", f"Set it to false; use {filtering}."),
     )
     if problems := [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm, split_algorithm
-from dew.engines.credit import Rows, check_outcomes, give_credit
+from dew.engines.credit import Rows, check_outcomes, differ, give_credit
 from dew.errors import ConfigError, Problem
 from dew.run.settings import algorithm_settings
 
@@ -67,7 +67,7 @@ def set_advantages(trainer: Any, encoded: list[dict[str, Any]]) -> None:
     columns = {name: gathered(x, torch.float32) for name, x in signals.items()}
     columns["mask"] = gathered([mask.float() for mask in masks], torch.bool)
     advantages = give_credit(algorithm, Rows(group=group, outcome=outcome, extra=extra, **columns)).advantages
-    if not trainer.outcomes_checked:  # in the first generation
+    if not trainer.outcomes_checked and differ(outcome):
         trainer.outcomes_checked = True
         problem = None if "threshold" in _named()[1] else check_outcomes(algorithm, outcome, advantages, NAMES)
         if problem is not None and accelerator.is_main_process:
@@ -110,6 +110,12 @@ def algorithm_of(trainer: Any) -> Algorithm:
         (trainer.loss_type != loss, f"{name} with loss_type {trainer.loss_type}.", f"Write --loss_type {loss}."),
         (not clipped, f"{name} clips at {low:g} and {high:g}.", f"Write --epsilon {low:g} --epsilon_high {high:g}."),
         (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Remove it."),
+        (algorithm.kl_coef, "kl_coef: the loss is ms-swift's.", "Remove it; use --beta."),
+        (
+            trainer.kl_in_reward and trainer.beta,
+            "kl_in_reward would lose the KL term: dew's credit has none.",
+            "Remove it.",
+        ),
         (algorithm.dynamic_sampling, "dynamic_sampling is ms-swift's.", "Set it to false; use --dynamic_sample true."),
         (trainer.use_liger_loss, "use_liger_kernel averages the advantages of an answer.", "Remove it."),
         (parallel, "Sequence parallelism and multi-turn samples mix the rows of a group.", "Turn them off."),
