@@ -162,6 +162,8 @@ def test_graded_rewards_below_the_threshold_are_a_signal_for_dew_alone():
         ("gtpo", {"threshold": 0.05}, [0, 0.1, 0.2], ["(0, 0.1, 0.2)", "gtpo(threshold=0.05)`"]),
         ("gtpo", {"threshold": 0.15}, [0, 0.1, 0.2], ["(0, 0.1, 0.2)", "gtpo(threshold=0.15)`"]),
         ("dapo", {}, [0, 0.1, 0.2, 1], ["(0, 0.1, 0.2, 1)", "To keep them, write `algorithm: dapo(dynamic_sam"]),
+        ("maxrl", {}, [-1, 1], ["negative", "Return 0 for wrong answers"]),
+        ("maxrl", {}, [0, 1], None),
         ("dapo", {"overlong": "group"}, [0, 0.1, 0.2, 0.3, 1], ["(0, 0.1, 0.2, 0.3, ...)", "write `algorithm: dew`"]),
     ],
 )

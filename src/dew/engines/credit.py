@@ -76,11 +76,17 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, apart: Tensor | None = None
     return credit
 
 
+def differ(outcomes: Tensor) -> bool:
+    """Whether there are different outcome rewards, which `check_outcomes` needs."""
+    return len(outcomes[outcomes.isfinite()].unique()) > 1
+
+
 def check_outcomes(
     algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, names: Mapping[str, str] | None = None
 ) -> Problem | None:
-    """Return a problem if the algorithm loses differences between the outcome rewards of the first generation. Raise an
-    error if nothing can be learned from them. `names`: the engine's names of the settings that the remedy names."""
+    """Return a problem if the algorithm loses differences between the outcome rewards of the first generation in which
+    they `differ`. Raise an error if nothing can be learned from them. `names`: the engine's names of the settings that
+    the remedy names."""
     problem = algorithm.graded(outcomes)
     if problem is None:
         return None

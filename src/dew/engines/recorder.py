@@ -19,7 +19,7 @@ from dew import __version__
 from dew.algorithms import Algorithm
 from dew.credit import forking_mask, grpo_advantages
 from dew.engines.compat import installed
-from dew.engines.credit import Credit, Rows, check_outcomes
+from dew.engines.credit import Credit, Rows, check_outcomes, differ
 from dew.errors import in_one_line, renamed
 from dew.ops import H_FLOOR
 from dew.run.alarms import Alarms
@@ -51,11 +51,12 @@ class RunLog:
     def check_rewards(
         self, step: int, algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, chosen: bool
     ) -> None:
-        """In the first generation, raise if the algorithm cannot use these outcome rewards, warn if only in part.
+        """In the first generation whose outcome rewards differ, raise if the algorithm cannot use them, warn if only in
+        part.
 
         `chosen`: the config sets the threshold, so graded rewards are used as intended.
         """
-        if self._rewards_seen:
+        if self._rewards_seen or not differ(outcomes):
             return
         self._rewards_seen = True
         problem = None if chosen else check_outcomes(algorithm, outcomes, advantages, self._names)
