@@ -444,6 +444,15 @@ def test_a_run_of_the_lab_is_an_ordinary_run_folder(easy, tmp_path, dew):
     assert code == 0, err
 
 
+def test_an_arm_that_loses_differences_between_rewards_is_named(easy, tmp_path, monkeypatch):
+    graded = dataclasses.replace(EASY, verdict=lambda answers, facts: (answers == 3).float().mean(1))
+    monkeypatch.setitem(TASKS, EASY.name, graded)
+    said: list[str] = []
+    study(["dew", "gtpo"], seeds=2, output=tmp_path / "out", say=said.append, **easy)
+    [line] = [x for x in said if "different values" in x]
+    assert line.startswith("gtpo: The outcome reward has")
+
+
 def test_a_rule_with_a_loss_of_nan_is_named_and_any_setting_can_be_written(easy, tmp_path):
     """A mean over the tokens of each answer divides by 0 for answers that do not train."""
     rule = RULE.replace("share: float = 0.5", "places: frozenset = frozenset({1})").partition("    def ")[0]
