@@ -57,8 +57,9 @@ class Recorder(RunLog):
     def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """Return the metrics of a batch. A step has several batches if verl syncs parameters less often than that."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
-        self.check_rewards(step, self.algorithm, batch.rows.outcome, batch.credit.advantages, self.chosen)
-        self._batches.append((int(batch.credit.scored.sum()), numbers))  # without padding rows
+        here = batch.credit.scored  # without padding rows
+        self.check_rewards(step, self.algorithm, batch.rows.outcome[here], batch.credit.advantages, self.chosen)
+        self._batches.append((int(here.sum()), numbers))
         return numbers
 
     def due(self, step: int) -> bool:
