@@ -62,6 +62,8 @@ LOSS = "actor_rollout_ref__actor__policy_loss__loss_mode"
 def test_verls_own_estimator_is_only_recorded():
     algorithm = check(verl(algorithm__adv_estimator="rloo"), estimators=["rloo"])
     assert (algorithm.name, algorithm.max_tokens, algorithm.clip_high) == ("rloo", 4096, 0.28)
+    with pytest.raises(DewError, match=r"Did you mean 'gtpo'\? Its settings are \+algorithm\.dew\.NAME=VALUE"):
+        check(verl(algorithm__adv_estimator="gtpo(alpha2=0.5)"), estimators=["rloo", "gtpo"])
 
 
 def test_which_algorithms_get_an_estimator_of_dews():
