@@ -64,6 +64,7 @@ def algorithm_of(args: Any) -> Algorithm:
     flag = f"{'Add' if per_token else 'Remove'} --calculate-per-token-loss."
     low, clipped = algorithm.clip_low, (args.eps_clip, high) == (algorithm.clip_low, algorithm.clip_high)
     entropy = "entropy" in algorithm.signals and not args.use_rollout_entropy
+    alone = args.n_samples_per_prompt == 1  # slime's default
     estimator, filtering = args.advantage_estimator, "--dynamic-sampling-filter-path"
     checks = (
         (not algorithm.plain_loss, f"{name} needs a loss that slime lacks.", "Choose an algorithm with PPO's loss."),
@@ -72,6 +73,7 @@ def algorithm_of(args: Any) -> Algorithm:
         (estimator != "grpo", f"--advantage-estimator {estimator}: another loss.", "Write --advantage-estimator grpo."),
         (args.normalize_advantages, "--normalize-advantages would change the credit.", "Remove it."),
         (entropy, f"{name} reads the sampling policy's entropy.", "Add --use-rollout-entropy."),
+        (alone, "--n-samples-per-prompt 1: answers to the same prompt are compared.", "Use at least 2."),
         (algorithm.kl_coef, "kl_coef: the loss is slime's.", "Remove it; use --use-kl-loss --kl-loss-coef."),
         (algorithm.dynamic_sampling, "dynamic_sampling: slime samples.", f"Set it to false; use {filtering}."),
     )

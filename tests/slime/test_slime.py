@@ -44,8 +44,8 @@ def test_flags_that_contradict_the_algorithm_are_listed_together():
     with pytest.raises(ConfigError, match=r"(?s)slime lacks.*--eps-clip-high 0\.28.*--normalize-advantages"):
         wrong = arguments(dew_algorithm="grpo_s", normalize_advantages=True, eps_clip_high=0.2)
         slime.advantages(wrong, batch())
-    with pytest.raises(ConfigError, match="use --use-kl-loss"):
-        slime.advantages(arguments(**{**GTPO, "dew_algorithm": "gtpo(kl_coef=0.1)"}), batch())
+    with pytest.raises(ConfigError, match=r"(?s)--n-samples-per-prompt 1.*use --use-kl-loss"):
+        slime.advantages(arguments(**GTPO | {"dew_algorithm": "gtpo(kl_coef=0.1)", "n_samples_per_prompt": 1}), batch())
 
 
 @pytest.mark.parametrize(("name", "flags"), [("gtpo", GTPO), ("grpo", {})])
