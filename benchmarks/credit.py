@@ -27,7 +27,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from dew.algorithms import parse_algorithm
+from dew.algorithms import get_algorithm
 from dew.credit import grpo_s_advantages, grpo_s_rewards, gtpo_advantages, gtpo_rewards
 from dew.rollouts import Rollouts
 
@@ -98,7 +98,7 @@ def shaping(answers: int, group: int, tokens: int, device: str) -> dict[str, Cal
     rollouts = Rollouts(mask=mask, reward=correct.float(), **signals)
 
     def other(name: str) -> Callable[[], object]:
-        algorithm = parse_algorithm(name)
+        algorithm = get_algorithm(name)
 
         def run() -> object:
             advantages = algorithm.advantages(rollouts)

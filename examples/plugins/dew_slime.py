@@ -5,6 +5,7 @@ slime calls the function on each data-parallel rank with that rank's rollouts. A
 ranks, so all answers are gathered before credit is computed on whole groups.
 """
 
+import logging
 from collections import Counter
 from functools import cache
 from typing import Any
@@ -12,10 +13,13 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm
-from dew.engines.credit import Rows, give_credit
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm, split_algorithm
+from dew.engines.credit import Rows, check_outcomes, differ, give_credit
 from dew.errors import ConfigError, EngineError, Problem
 from dew.run.settings import algorithm_settings
+
+NAMES = {"algorithm": "dew_algorithm", "outcome_reward": "--reward-key"}
+"""dew's names of settings -> slime's."""
 
 
 def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
@@ -34,6 +38,12 @@ def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
     outcome = torch.tensor([answer["reward"] for answer in answers])
     group = torch.tensor([answer["index"] // size for answer in answers])
     credit = give_credit(algorithm, Rows(group=group, outcome=outcome, extra=torch.zeros_like(outcome), **columns))
+    if not getattr(args, "dew_checked", False) and differ(outcome):
+        args.dew_checked = True
+        chosen = "threshold" in _named(args)[1]
+        problem = None if chosen else check_outcomes(algorithm, outcome, credit.advantages, NAMES)
+        if problem is not None:
+            logging.getLogger("dew").warning("%s", problem)
     by_index = {answer["index"]: row for answer, row in zip(answers, credit.advantages, strict=True)}
     found = [by_index[answer["index"]][: len(answer["mask"])] for answer in own]
     devices = [x.device for x in rollout_data["loss_masks"]]
@@ -44,9 +54,9 @@ def advantages(args: Any, rollout_data: dict[str, Any]) -> None:
 def algorithm_of(args: Any) -> Algorithm:
     """Return the algorithm (`dew_algorithm`, `dew_algorithm_kwargs` in --custom-config-path), or raise an error if
     slime's flags do not match its loss."""
-    given = algorithm_settings(getattr(args, "dew_algorithm_kwargs", None))
+    named, given = _named(args)
     settings = {"max_tokens": args.rollout_max_response_len, "dynamic_sampling": False, **given}  # slime samples
-    algorithm = get_algorithm(getattr(args, "dew_algorithm", DEFAULT_ALGORITHM), **settings)
+    algorithm = get_algorithm(named, **settings)
     name, per_token = algorithm.name, algorithm.reduce == "tokens"
     high = args.eps_clip if args.eps_clip_high is None else args.eps_clip_high
     clip = f"--eps-clip {algorithm.clip_low:g} --eps-clip-high {algorithm.clip_high:g}"
@@ -54,6 +64,7 @@ def algorithm_of(args: Any) -> Algorithm:
     flag = f"{'Add' if per_token else 'Remove'} --calculate-per-token-loss."
     low, clipped = algorithm.clip_low, (args.eps_clip, high) == (algorithm.clip_low, algorithm.clip_high)
     entropy = "entropy" in algorithm.signals and not args.use_rollout_entropy
+    alone = args.n_samples_per_prompt == 1  # slime's default
     estimator, filtering = args.advantage_estimator, "--dynamic-sampling-filter-path"
     checks = (
         (not algorithm.plain_loss, f"{name} needs a loss that slime lacks.", "Choose an algorithm with PPO's loss."),
@@ -62,11 +73,19 @@ def algorithm_of(args: Any) -> Algorithm:
         (estimator != "grpo", f"--advantage-estimator {estimator}: another loss.", "Write --advantage-estimator grpo."),
         (args.normalize_advantages, "--normalize-advantages would change the credit.", "Remove it."),
         (entropy, f"{name} reads the sampling policy's entropy.", "Add --use-rollout-entropy."),
+        (alone, "--n-samples-per-prompt 1: answers to the same prompt are compared.", "Use at least 2."),
+        (algorithm.kl_coef, "kl_coef: the loss is slime's.", "Remove it; use --use-kl-loss --kl-loss-coef."),
         (algorithm.dynamic_sampling, "dynamic_sampling: slime samples.", f"Set it to false; use {filtering}."),
     )
     if problems := [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]:
         raise ConfigError(problems)
     return algorithm
+
+
+def _named(args: Any) -> tuple[str, dict[str, Any]]:
+    """Return the algorithm's name and the settings given for it."""
+    given = algorithm_settings(getattr(args, "dew_algorithm_kwargs", None))
+    return split_algorithm(getattr(args, "dew_algorithm", DEFAULT_ALGORITHM), given)
 
 
 def _answers(algorithm: Algorithm, data: dict[str, Any]) -> list[dict[str, Any]]:

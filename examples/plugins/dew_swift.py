@@ -1,8 +1,10 @@
 """dew's credit for ms-swift: `--external_plugins examples/plugins/dew_swift.py` (docs/swift.md).
 
-The environment variable DEW_ALGORITHM names the algorithm, and DEW_ALGORITHM_KWARGS has its settings as JSON.
+The environment variable DEW_ALGORITHM names the algorithm. Its settings follow in parentheses, or are in
+DEW_ALGORITHM_KWARGS as JSON.
 """
 
+import logging
 import os
 from typing import Any
 
@@ -12,14 +14,19 @@ from swift.trainers import TrainerFactory
 from torch import Tensor
 from torch.nn.functional import pad
 
-from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm
-from dew.engines.credit import Rows, give_credit
+from dew.algorithms import DEFAULT_ALGORITHM, Algorithm, get_algorithm, split_algorithm
+from dew.engines.credit import Rows, check_outcomes, differ, give_credit
 from dew.errors import ConfigError, Problem
 from dew.run.settings import algorithm_settings
+
+NAMES = {"algorithm": "DEW_ALGORITHM", "outcome_reward": "it as the first of --reward_funcs"}
+"""dew's names of settings -> ms-swift's."""
 
 
 class DewGRPOTrainer(GRPOTrainer):
     """ms-swift's GRPOTrainer with dew's token-level credit and ms-swift's loss."""
+
+    outcomes_checked = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -60,6 +67,11 @@ def set_advantages(trainer: Any, encoded: list[dict[str, Any]]) -> None:
     columns = {name: gathered(x, torch.float32) for name, x in signals.items()}
     columns["mask"] = gathered([mask.float() for mask in masks], torch.bool)
     advantages = give_credit(algorithm, Rows(group=group, outcome=outcome, extra=extra, **columns)).advantages
+    if not trainer.outcomes_checked and differ(outcome):
+        trainer.outcomes_checked = True
+        problem = None if "threshold" in _named()[1] else check_outcomes(algorithm, outcome, advantages, NAMES)
+        if problem is not None and accelerator.is_main_process:
+            logging.getLogger("dew").warning("%s", problem)
     local = len(advantages) // accelerator.num_processes
     advantages = advantages[accelerator.process_index * local :][:local]
     for batch, mask, found in zip(batches, masks, advantages.split([len(mask) for mask in masks]), strict=True):
@@ -85,9 +97,9 @@ def _shift_back(x: Tensor, mask: Tensor) -> Tensor:
 def algorithm_of(trainer: Any) -> Algorithm:
     """Return the algorithm that the environment names, or raise an error if its loss does not match ms-swift's."""
     args = trainer.args
-    given = algorithm_settings(os.environ.get("DEW_ALGORITHM_KWARGS"))
+    named, given = _named()
     settings = {"max_tokens": args.max_completion_length, "dynamic_sampling": False, **given}  # ms-swift samples
-    algorithm = get_algorithm(os.environ.get("DEW_ALGORITHM", DEFAULT_ALGORITHM), **settings)
+    algorithm = get_algorithm(named, **settings)
     name, loss = algorithm.name, "dapo" if algorithm.reduce == "tokens" else "grpo"
     low, high = algorithm.clip_low, algorithm.clip_high
     clipped = (trainer.epsilon_low, trainer.epsilon_high) == (low, high)
@@ -98,6 +110,12 @@ def algorithm_of(trainer: Any) -> Algorithm:
         (trainer.loss_type != loss, f"{name} with loss_type {trainer.loss_type}.", f"Write --loss_type {loss}."),
         (not clipped, f"{name} clips at {low:g} and {high:g}.", f"Write --epsilon {low:g} --epsilon_high {high:g}."),
         (trainer.importance_sampling_level != "token", "importance_sampling_level is not token.", "Remove it."),
+        (algorithm.kl_coef, "kl_coef: the loss is ms-swift's.", "Remove it; use --beta."),
+        (
+            trainer.kl_in_reward and trainer.beta,
+            "kl_in_reward would lose the KL term: dew's credit has none.",
+            "Remove it.",
+        ),
         (algorithm.dynamic_sampling, "dynamic_sampling is ms-swift's.", "Set it to false; use --dynamic_sample true."),
         (trainer.use_liger_loss, "use_liger_kernel averages the advantages of an answer.", "Remove it."),
         (parallel, "Sequence parallelism and multi-turn samples mix the rows of a group.", "Turn them off."),
@@ -106,6 +124,12 @@ def algorithm_of(trainer: Any) -> Algorithm:
     if problems := [Problem(what, remedy=remedy) for wrong, what, remedy in checks if wrong]:
         raise ConfigError(problems)
     return algorithm
+
+
+def _named() -> tuple[str, dict[str, Any]]:
+    """Return the algorithm's name and the settings given for it."""
+    given = algorithm_settings(os.environ.get("DEW_ALGORITHM_KWARGS"))
+    return split_algorithm(os.environ.get("DEW_ALGORITHM", DEFAULT_ALGORITHM), given)
 
 
 TrainerFactory.TRAINER_MAPPING["grpo"] = f"{__name__}.DewGRPOTrainer"

@@ -4,9 +4,10 @@ Each error is a `DewError` and also the standard-library class that fits, so `ex
 """
 
 import difflib
+import re
 import sys
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,13 @@ def unreadable(path: Path, error: BaseException) -> Problem:
     nearby = [] if path.exists() else [file.name for file in path.parent.glob("*")]
     what = f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})."
     return Problem(what, remedy=did_you_mean(path.name, nearby))
+
+
+def renamed(text: str, names: Mapping[str, str]) -> str:
+    """The text with an engine's own `names` of settings: dew's -> the engine's."""
+    for name, own in names.items():
+        text = re.sub(rf"\b{name}\b", own, text)
+    return text
 
 
 def user_line(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dew.algorithms import get_algorithm, parse_algorithm
+from dew.algorithms import get_algorithm
 from dew.run.alarms import FIRST, NEWEST, RULES, Alarms, History
 
 HEALTHY = {
@@ -105,10 +105,10 @@ ADVISED = {  # alarm, algorithm -> what its remedy says, and what it does not
 @pytest.mark.parametrize(("name", "text"), ADVISED)
 def test_remedies_fit_the_algorithm_and_can_be_pasted(name, text):
     said, unsaid = ADVISED[name, text]
-    remedy = sick(name, parse_algorithm(text))[0]["remedy"]
+    remedy = sick(name, get_algorithm(text))[0]["remedy"]
     assert said in remedy and unsaid not in remedy
     for pasted in re.findall("`algorithm: (.*?)`", remedy):
-        assert parse_algorithm(pasted) != parse_algorithm(text)
+        assert get_algorithm(pasted) != get_algorithm(text)
 
 
 def test_correctness_matters_only_to_some_algorithms():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import dew
 import oracles
 from dew import Rollouts, get_algorithm, list_algorithms
-from dew.algorithms import _BY_NAME, GRPO, Algorithm, parse_algorithm, register_algorithm, source_digest
+from dew.algorithms import _BY_NAME, GRPO, Algorithm, register_algorithm, source_digest
 from dew.algorithms.base import Part
 from dew.algorithms.credit import advantages_of, give_credit
 from dew.credit import grpo_s_advantages, gtpo_advantages
@@ -59,6 +59,7 @@ def test_names_and_defaults_match_the_papers():
     for credit in ("maxrl", "qae", "w_reinforce", "reinforce_pp"):
         assert get_algorithm(credit).credit == credit and get_algorithm("dapo").credit == "grpo"
     assert get_algorithm("grpo_s", average="geometric").ratio == "sequence_geometric"
+    assert get_algorithm("gtpo(alpha2=0.5)", pool="joint") == get_algorithm("gtpo", alpha2=0.5, pool="joint")
     own_loss = {"entropy_advantage", "fipo"}
     other = {"grpo_s", "gspo", "cispo", "sapo", "gmpo", "dppo", "dr_grpo", "kl_cov", "otb", "trl", *own_loss}
     assert {n for n in NAMES if not get_algorithm(n).plain_loss} == other
@@ -161,6 +162,8 @@ def test_graded_rewards_below_the_threshold_are_a_signal_for_dew_alone():
         ("gtpo", {"threshold": 0.05}, [0, 0.1, 0.2], ["(0, 0.1, 0.2)", "gtpo(threshold=0.05)`"]),
         ("gtpo", {"threshold": 0.15}, [0, 0.1, 0.2], ["(0, 0.1, 0.2)", "gtpo(threshold=0.15)`"]),
         ("dapo", {}, [0, 0.1, 0.2, 1], ["(0, 0.1, 0.2, 1)", "To keep them, write `algorithm: dapo(dynamic_sam"]),
+        ("maxrl", {}, [-1, 1], ["negative", "Return 0 for wrong answers"]),
+        ("maxrl", {}, [0, 1], None),
         ("dapo", {"overlong": "group"}, [0, 0.1, 0.2, 0.3, 1], ["(0, 0.1, 0.2, 0.3, ...)", "write `algorithm: dew`"]),
     ],
 )
@@ -339,7 +342,7 @@ def test_own_rules_in_files_of_the_same_name_keep_their_source(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "rule.py").write_text(code.format(name))
     first = type(rule := get_algorithm(f"{tmp_path}/a/rule.py:Rule"))
-    assert type(parse_algorithm(rule.text(max_rounds=8))) is first and "rule.py" not in rule.label  # as alarms advise
+    assert type(get_algorithm(rule.text(max_rounds=8))) is first and "rule.py" not in rule.label  # as alarms advise
     digest, _ = source_digest(first), get_algorithm(f"{tmp_path}/b/rule.py:Rule")
     assert source_digest(first) == digest
 

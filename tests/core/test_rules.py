@@ -490,6 +490,8 @@ def test_the_draw_of_clip_cov_is_the_same_in_every_process():
         draws.append(clip_cov_mask(A, -logp.abs() * 4, mask, share=0.01))
         assert torch.initial_seed() == seed
     assert draws[0].equal(draws[1]) and draws[0].sum() == int(0.01 * mask.sum())
+    order = torch.randperm(64, generator=g)
+    assert clip_cov_mask(A[order], -logp[order].abs() * 4, mask[order], share=0.01).equal(draws[0][order])
     wide = [torch.cat([x] * 4) for x in (A, -logp.abs() * 4, mask)]  # by default 2 in 10,000 tokens
     assert [of(*wide).sum() for of in (clip_cov_mask, kl_cov_mask)] == [int(2e-4 * wide[2].sum())] * 2 == [2, 2]
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dew.algorithms import algorithm_classes, get_algorithm, parse_algorithm
+from dew.algorithms import algorithm_classes, get_algorithm
 from dew.algorithms.base import Part
 from dew.compare import Result
 from dew.engines.lab import TinySettings, differences, load_study, markdown, study
@@ -310,7 +310,7 @@ def test_the_same_numbers_again_on_a_gpu():
 def test_credit_of_several_runs_is_that_of_each(text, stacked):
     """In one call if the rule treats each group on its own, else in a call for each run. As in an engine, a group with
     a single outcome, here the first, trains if it has credit and dynamic sampling does not drop it."""
-    algorithm, given = dataclasses.replace(parse_algorithm(text), max_tokens=10), random_rollouts(6, 10)[1]
+    algorithm, given = dataclasses.replace(get_algorithm(text), max_tokens=10), random_rollouts(6, 10)[1]
     team = Team(algorithm, slice(0, 2), 6, 10)
     assert all(Team(algorithm, slice(0, 2), G, T).stacked == stacked for G, T in ((6, 10), (4, 7), (4, 20), (6, 20)))
     credit = team.credit(given)
@@ -336,7 +336,7 @@ def test_arms_from_text():
     assert arms[3].learning_rate == 3e-5
     assert arms[2].placebo == arms[4].label == "gtpo(placebo=True,pool=joint,alpha2=0.5)"
     assert arms[5].algorithm.entropy_clip == (0.1, 2.0)
-    assert all(parse_algorithm(arm.label) == arm.algorithm for arm in arms)
+    assert all(get_algorithm(arm.label) == arm.algorithm for arm in arms)
     assert len(parse_arms(["dapo", "gtpo", "dapo"], [1e-4], controls=False)) == 2
     soft = parse_arms(["gtpo(overlong=soft,overlong_buffer=64)"], [1e-4])  # the budget is the task's, not known here
     assert [bool(arm.placebo) for arm in soft] == [True, False, False]
@@ -442,6 +442,15 @@ def test_a_run_of_the_lab_is_an_ordinary_run_folder(easy, tmp_path, dew):
     assert [a.advantage[0] for a in group.answers] == pytest.approx(expected.tolist(), abs=1e-4)
     code, _, err = dew("report", tmp_path / "out")
     assert code == 0, err
+
+
+def test_an_arm_that_loses_differences_between_rewards_is_named(easy, tmp_path, monkeypatch):
+    graded = dataclasses.replace(EASY, verdict=lambda answers, facts: (answers == 3).float().mean(1))
+    monkeypatch.setitem(TASKS, EASY.name, graded)
+    said: list[str] = []
+    study(["dew", "gtpo"], seeds=2, output=tmp_path / "out", say=said.append, **easy)
+    [line] = [x for x in said if "different values" in x]
+    assert line.startswith("gtpo: The outcome reward has")
 
 
 def test_a_rule_with_a_loss_of_nan_is_named_and_any_setting_can_be_written(easy, tmp_path):

@@ -44,6 +44,8 @@ def test_flags_that_contradict_the_algorithm_are_listed_together():
     with pytest.raises(ConfigError, match=r"(?s)slime lacks.*--eps-clip-high 0\.28.*--normalize-advantages"):
         wrong = arguments(dew_algorithm="grpo_s", normalize_advantages=True, eps_clip_high=0.2)
         slime.advantages(wrong, batch())
+    with pytest.raises(ConfigError, match=r"(?s)--n-samples-per-prompt 1.*use --use-kl-loss"):
+        slime.advantages(arguments(**GTPO | {"dew_algorithm": "gtpo(kl_coef=0.1)", "n_samples_per_prompt": 1}), batch())
 
 
 @pytest.mark.parametrize(("name", "flags"), [("gtpo", GTPO), ("grpo", {})])
@@ -95,3 +97,15 @@ def test_incomplete_groups_and_split_answers_are_errors():
     del data["entropy"]
     with pytest.raises(EngineError, match="use-rollout-entropy"):
         slime.advantages(arguments(**GTPO), data)
+
+
+def test_graded_rewards_are_a_warning_and_an_error_if_nothing_can_be_learned(caplog):
+    data = {**batch(), "local_raw_reward": [0.9, 0.1, 0.4, 0.8, 0.2, 1.0, 1.0, 1.0]}
+    args = arguments(**{**GTPO, "dew_algorithm": "gtpo(alpha2=0.5)"})
+    for rewards in ([0.0] * 8, data["local_raw_reward"], data["local_raw_reward"]):
+        slime.advantages(args, {**data, "local_raw_reward": rewards})
+    assert caplog.text.count("different values") == 1 and "dew_algorithm: gtpo(alpha2=0.5,pool=outcome)" in caplog.text
+    low = {**data, "local_raw_reward": [x / 2 for x in data["local_raw_reward"]]}
+    with pytest.raises(ConfigError, match="nothing can be learned"):
+        slime.advantages(arguments(**GTPO), low)
+    slime.advantages(arguments(**{**GTPO, "dew_algorithm": "gtpo(threshold=0.5)"}), low)  # it is meant

@@ -100,8 +100,21 @@ def test_settings_that_contradict_the_algorithm_are_listed_together(monkeypatch)
         assert text in str(error.value)
     with pytest.raises(ConfigError, match="Give it weight 1"):
         trainer(monkeypatch, "gtpo", reward_weights=torch.tensor([0.5]))
+    with pytest.raises(ConfigError, match=r"(?s)use --beta.*kl_in_reward"):
+        trainer(monkeypatch, "gtpo(kl_coef=0.1)", kl_in_reward=True, beta=0.1)
     with pytest.raises(ConfigError, match="ms-swift lacks"):
         trainer(monkeypatch, "grpo_s")
+
+
+def test_graded_rewards_are_one_warning(monkeypatch, caplog):
+    graded = REWARDS * torch.linspace(0.6, 1, 8)[:, None]
+    found = trainer(monkeypatch, "gtpo(alpha2=0.5)", _rewards_per_func=graded)
+    found._get_per_token_logps_and_entropies = lambda model, inputs, *_, **__: policy(0)[inputs["number"]]
+    truncated, lengths = torch.zeros(4, dtype=torch.bool), torch.full((4,), 6)
+    for _ in range(2):
+        batches = [GRPOBatch(mask, truncated, lengths) for mask in masks()]
+        swift.set_advantages(found, [{"model_inputs": {"number": i}, "grpo_batch": b} for i, b in enumerate(batches)])
+    assert caplog.text.count("different values") == 1 and "DEW_ALGORITHM: gtpo(alpha2=0.5,pool=outcome)" in caplog.text
 
 
 def test_the_plug_in_is_the_trainer_that_ms_swift_builds():

@@ -38,7 +38,7 @@ WALLS = {
     "pasted": (["train", *GRADED, "--algorithm", "gtpo(pool=outcome)"], 0, "Done"),
     "pasted twice": (
         ["train", *GAME, "--algorithm", "gtpo(pool=joint)", "--algorithm_kwargs", "{pool: outcome}"], 1,
-        "give pool different values.\n  → Remove it from algorithm_kwargs.",
+        "give pool different values.\n  → Give it once.",
     ),
     # before: model_name_or_path: 'tiny' cannot be loaded
     "reward model": (

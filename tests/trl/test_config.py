@@ -97,6 +97,13 @@ def test_trls_settings_of_other_losses_mean_what_they_mean_in_trl(tmp_path):
     assert (gate.build_algorithm().tau_pos, gate.build_algorithm().tau_neg) == (2.0, 3.0)
 
 
+def test_a_length_penalty_that_masked_answers_escape_is_warned_about(tmp_path):
+    soft = {"algorithm_kwargs": {"overlong": "soft", "overlong_buffer": 2}}
+    assert not tiny.config(tmp_path, **soft).warnings()
+    found = tiny.config(tmp_path, **soft, mask_truncated_completions=True).warnings()
+    assert [problem.remedy for problem in found] == ["Use one of the two."]
+
+
 # ── what is rejected ──────────────────────────────────────────────────────────────────────────────────────
 REJECTED = {
     "unknown algorithm": ({"algorithm": "gtop"}, r"Did you mean 'gtpo'\?"),

@@ -83,8 +83,10 @@ def test_an_answer_without_a_reward_is_excluded_from_its_group(tmp_path):
 
 # ── which reward decides ──────────────────────────────────────────────────────────────────────────────────
 def test_graded_rewards_on_both_sides_of_the_threshold_are_one_warning(tmp_path, caplog):
-    trainer = ready(tmp_path, lambda completions, **_: [len(set(x)) % 5 / 4 for x in completions], algorithm="gtpo")
-    assert all(generation(trainer)["advantages"].any() for _ in range(2))
+    calls = iter([0, 1, 1])  # the first generation has one reward only
+    rewards = lambda completions, **_: [k * (len(set(x)) % 5) / 4 for k in [next(calls)] for x in completions]  # noqa: E731
+    trainer = ready(tmp_path, rewards, algorithm="gtpo")
+    assert [bool(generation(trainer)["advantages"].any()) for _ in range(3)] == [False, True, True]
     assert caplog.text.count("different values") == 1
     assert [(x["alarm"], x["step"]) for x in trainer._recorder.folder.alarms()] == [("graded_reward", 1)]
 

@@ -10,12 +10,15 @@ from dew.engines.verl.config import (
     SET_BY_VERL,
     changed_by_verl,
     check,
+    check_folder,
     dew_estimators,
     read_algorithm,
     read_run_settings,
     stock_estimator,
 )
+from dew.engines.verl.recorder import Recorder
 from dew.errors import ConfigError, DewError
+from dew.run.folder import VERLS_LATEST, RunFolder
 
 ACTOR_DEFAULTS = {
     "policy_loss": {"loss_mode": "vanilla"}, "loss_agg_mode": "token-mean", "clip_ratio": 0.2, "clip_ratio_low": None,
@@ -59,6 +62,8 @@ LOSS = "actor_rollout_ref__actor__policy_loss__loss_mode"
 def test_verls_own_estimator_is_only_recorded():
     algorithm = check(verl(algorithm__adv_estimator="rloo"), estimators=["rloo"])
     assert (algorithm.name, algorithm.max_tokens, algorithm.clip_high) == ("rloo", 4096, 0.28)
+    with pytest.raises(DewError, match=r"Did you mean 'gtpo'\? Its settings are \+algorithm\.dew\.NAME=VALUE"):
+        check(verl(algorithm__adv_estimator="gtpo(alpha2=0.5)"), estimators=["rloo", "gtpo"])
 
 
 def test_which_algorithms_get_an_estimator_of_dews():
@@ -178,3 +183,22 @@ def test_the_folder_is_absolute_because_workers_start_elsewhere(tmp_path, monkey
 def test_run_settings_that_cannot_work(given):
     with pytest.raises(ConfigError, match=r"dew_run|records_groups=0|records_groups='4' is not"):
         read_run_settings(verl(algorithm__dew_run=given))
+
+
+def test_a_killed_run_with_checkpoints_elsewhere_is_not_replaced(tmp_path):
+    folder, auto = str(tmp_path / "run"), {"trainer__resume_mode": "auto"}
+    first, second = (
+        verl(**auto, trainer__default_local_dir=str(tmp_path / x), algorithm__dew_run={"folder": folder},
+             data__train_batch_size=4, actor_rollout_ref__rollout={"n": 2})
+        for x in ("saved", "elsewhere")
+    )  # fmt: skip
+    recorder = Recorder(read_run_settings(first), check(first), limit=3)
+    recorder.start(first, steps=7, done=0)
+    RunFolder(folder).append_metrics({"step": 1})
+    recorder.end("failed")
+    check_folder(second, folder)  # it has no checkpoint
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / VERLS_LATEST).touch()
+    check_folder(first, folder)
+    with pytest.raises(ConfigError, match=r"holds an earlier run.* Its checkpoints are in .*saved"):
+        check_folder(second, folder)

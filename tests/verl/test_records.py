@@ -131,6 +131,7 @@ def test_a_graded_reward_is_an_alarm_of_the_step_that_saw_it(tmp_path):
     found, _ = credited()
     graded = replace(found, rows=replace(found.rows, outcome=torch.linspace(0, 1, len(found.rows.outcome))))
     recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
+    recorder.add(2, replace(found, rows=replace(found.rows, outcome=torch.tensor([1.0, 1, 1, 1, 0]))), TRUNCATED)
     recorder.add(3, graded, TRUNCATED)
     recorder.write(4, {"length/truncated_share": 0.5})
     graded, cut = RunFolder(tmp_path).alarms()

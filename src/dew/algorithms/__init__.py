@@ -43,7 +43,7 @@ __all__ = [
     "CISPO", "DAPO", "DEFAULT_ALGORITHM", "DEW", "DPPO", "ENGINE_ALGORITHM", "FIPO", "GEPO", "GMPO", "GRPO", "GRPOS",
     "GSPO", "GTPO", "OTB", "QAE", "SAPO", "STARE", "STEER", "TRL", "Algorithm", "ClipCov", "DrGRPO", "EntropyAdvantage",
     "ForkingTokens", "KLCov", "MaxRL", "Part", "ReinforcePP", "WReinforce", "algorithm_classes", "get_algorithm",
-    "give_credit", "list_algorithms", "parse_algorithm", "register_algorithm", "source_digest", "split_algorithm",
+    "give_credit", "list_algorithms", "register_algorithm", "source_digest", "split_algorithm",
 ]  # fmt: skip
 
 DEFAULT_ALGORITHM = "dew"
@@ -75,8 +75,10 @@ def algorithm_classes() -> dict[str, type[Algorithm]]:
 def get_algorithm(name: str, /, **settings: Any) -> Algorithm:
     """Return an algorithm by name, with its paper's settings unless given: `get_algorithm("gtpo", alpha2=0.2)`.
 
-    `my_module:MyRule` and `my_rules.py:MyRule` name a class of your own.
+    The name may include settings, `gtpo(alpha2=0.2,pool=outcome)`, as in `Algorithm.label`. `my_module:MyRule` and
+    `my_rules.py:MyRule` name a class of your own.
     """
+    name, settings = split_algorithm(name, settings)
     cls = _own_class(name) if ":" in name else _BY_NAME.get(_key(name))
     if cls is None:
         also = "For a class of your own, write file.py:Class."
@@ -95,18 +97,11 @@ def get_algorithm(name: str, /, **settings: Any) -> Algorithm:
     return cls(**{**settings, **tuples})  # config files can only give lists
 
 
-def parse_algorithm(text: str) -> Algorithm:
-    """Parse an algorithm: `gtpo`, `gtpo(alpha2=0.5,pool=outcome)` or `rules.py:MyRule(keep=0.1)`.
-
-    The inverse of `Algorithm.label`.
-    """
-    name, settings = split_algorithm(text)
-    return get_algorithm(name, **settings)
-
-
 def split_algorithm(text: str, given: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-    """Split such a text into the name and its settings, merged with those `given`. Values are Python literals, YAML's
-    true, false and null, or words without quotes."""
+    """Split `gtpo(alpha2=0.5)` or `rules.py:MyRule(keep=0.1)` into name and settings, merged with those `given`.
+
+    Values are Python literals, YAML's true, false and null, or words without quotes.
+    """
     unreadable = Problem(f"algorithm={text!r} cannot be read.", remedy="Write NAME or NAME(setting=value,...).")
     found = re.fullmatch(r"\s*([^()]+?)\s*(\(.*\))?\s*", text, re.DOTALL)
     if found is None:
@@ -125,8 +120,8 @@ def split_algorithm(text: str, given: Mapping[str, Any] | None = None) -> tuple[
     if len(settings) < len(pairs):
         raise ConfigError(Problem(f"{text!r} gives a setting twice.", remedy="Keep one of them."))
     if twice := [name for name, value in settings.items() if given.get(name, value) != value]:
-        what = f"{text!r} and algorithm_kwargs give {', '.join(twice)} different values."
-        raise ConfigError(Problem(what, remedy="Remove it from algorithm_kwargs."))
+        what = f"{text!r} and the other settings (algorithm_kwargs) give {', '.join(twice)} different values."
+        raise ConfigError(Problem(what, remedy="Give it once."))
     return found[1], {**given, **settings}
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from dew.algorithms.base import Algorithm, recorded, spread
 from dew.checks import unmet
 from dew.credit import entropy_bands, grpo
-from dew.errors import ConfigError
+from dew.errors import ConfigError, Problem
 from dew.losses import Ratio, Reduce, Surrogate
 from dew.rollouts import Rollouts
 
@@ -52,6 +52,13 @@ class GRPO(Algorithm):
     @property
     def uses_threshold(self) -> bool:
         return super().uses_threshold or self.credit == "w_reinforce"
+
+    def graded(self, outcomes: Tensor) -> Problem | None:
+        if self.credit == "maxrl" and (outcomes < 0).any():
+            why = "MaxRL divides by the mean outcome, the success rate. With -1 and 1, a half-solved group has 0."
+            remedy = "Return 0 for wrong answers, or choose another algorithm, e.g. `algorithm: dapo`."
+            return Problem("The outcome reward is negative for some answers.", why, remedy)
+        return super().graded(outcomes)
 
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """(P, G, T) credit, the same for all tokens of an answer."""

@@ -93,13 +93,12 @@ def compare(
 
 def _algorithms(text: str, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """Return {label: argument for `--algorithm`}. `settings`: algorithm_kwargs."""
-    from dew.algorithms import get_algorithm, parse_algorithm, split_algorithm
+    from dew.algorithms import get_algorithm
 
     found: dict[str, str] = {}
     for word in map(str.strip, BETWEEN.split(text)):
-        name, both = split_algorithm(word, settings)
-        get_algorithm(name, **both)
-        label = parse_algorithm(word).label
+        get_algorithm(word, **(settings or {}))
+        label = get_algorithm(word).label
         if label in found:
             what = f"algorithms: {found[label]} and {word} have the same name, {label!r}."
             raise ConfigError(Problem(what, remedy="Give each algorithm once, and each class a unique name."))
@@ -125,11 +124,11 @@ def train_grid(
 
     Finished runs are kept. `every`: print a line every so many steps of each run; 0: when a run ends.
     """
-    from dew.algorithms import parse_algorithm, source_digest
+    from dew.algorithms import get_algorithm, source_digest
     from dew.compare import read_result
     from dew.compare.grid import Cell, open_grid
 
-    sources = {name: source_digest(type(parse_algorithm(word))) for name, word in algorithms.items() if ":" in word}
+    sources = {name: source_digest(type(get_algorithm(word))) for name, word in algorithms.items() if ":" in word}
     cells = [Cell(name, seed, source=sources.get(name, "")) for seed in seeds for name in algorithms]
     todo = open_grid(folder, cells, run.to_dict(), say=out.print)  # seed by seed, to balance early results
     write_atomically(folder / CONFIG, to_yaml(run, ["The config shared by all runs of this comparison."]).encode())

@@ -77,15 +77,16 @@ def clip_cov_mask(
 ) -> Mask:
     """Clip-Cov: True on max(1, ⌊share · N⌋) of the N live tokens, drawn from those with low < cov < high.
 
-    The draw depends only on the batch, so that all processes of a run draw the same tokens.
+    The draw depends only on the batch, and not on the order of its rows: all processes of a run draw the same tokens.
     """
     if not low < high:
         raise ConfigError(f"cov_low={low}, cov_high={high}: expected low < high, e.g. 1 and 5.")
     cov = covariance(advantages, logp, mask)
-    candidates = ((cov > low) & (cov < high)).nonzero()[:, 0]
+    order = cov.argsort(stable=True)
+    candidates = order[(cov[order] > low) & (cov[order] < high)]
     generator = torch.Generator().manual_seed(1_000_003 * len(cov) + len(candidates))
-    order = torch.randperm(len(candidates), generator=generator).to(candidates.device)
-    return _only(candidates[order[: _count(share, cov)]], mask)
+    drawn = torch.randperm(len(candidates), generator=generator).to(candidates.device)[: _count(share, cov)]
+    return _only(candidates[drawn], mask)
 
 
 def kl_cov_mask(advantages: Values, logp: Values, mask: Mask, *, share: float = 2e-4) -> Mask:

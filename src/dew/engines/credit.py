@@ -1,6 +1,6 @@
 """Credit for the rows of a generation: group the rows, compute credit, and return it in the order of the rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from dew.algorithms import Algorithm
 from dew.algorithms import credit as groups
 from dew.algorithms.base import SIGNALS
+from dew.errors import ConfigError, Problem, renamed
 from dew.rollouts import Rollouts
 
 
@@ -73,6 +74,27 @@ def give_credit(algorithm: Algorithm, rows: Rows, *, apart: Tensor | None = None
     if algorithm.penalises and credit.penalty is None:  # no row has an outcome
         return replace(credit, penalty=torch.zeros_like(credit.advantages))
     return credit
+
+
+def differ(outcomes: Tensor) -> bool:
+    """Whether there are different outcome rewards, which `check_outcomes` needs."""
+    return len(outcomes[outcomes.isfinite()].unique()) > 1
+
+
+def check_outcomes(
+    algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, names: Mapping[str, str] | None = None
+) -> Problem | None:
+    """Return a problem if the algorithm loses differences between the outcome rewards of the first generation in which
+    they `differ`. Raise an error if nothing can be learned from them. `names`: the engine's names of the settings that
+    the remedy names."""
+    problem = algorithm.graded(outcomes)
+    if problem is None:
+        return None
+    problem = replace(problem, remedy=renamed(problem.remedy, names or {}))
+    above = outcomes[~outcomes.isnan()] > algorithm.threshold
+    if not advantages.any() and (above.all() or not above.any()):
+        raise ConfigError(replace(problem, why=f"{problem.why} Every advantage is 0: nothing can be learned."))
+    return problem
 
 
 def _credit_rows(rows: Rows, apart: Tensor | None, by_group: Callable[[Rollouts], dict[str, Tensor]]) -> Credit:

@@ -3,12 +3,11 @@
 import logging
 import os
 import platform
-import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import cache
 from typing import IO, Any
@@ -20,8 +19,8 @@ from dew import __version__
 from dew.algorithms import Algorithm
 from dew.credit import forking_mask, grpo_advantages
 from dew.engines.compat import installed
-from dew.engines.credit import Credit, Rows
-from dew.errors import ConfigError, in_one_line
+from dew.engines.credit import Credit, Rows, check_outcomes, differ
+from dew.errors import in_one_line, renamed
 from dew.ops import H_FLOOR
 from dew.run.alarms import Alarms
 from dew.run.folder import RunFolder, hold
@@ -52,20 +51,16 @@ class RunLog:
     def check_rewards(
         self, step: int, algorithm: Algorithm, outcomes: Tensor, advantages: Tensor, chosen: bool
     ) -> None:
-        """In the first generation, raise if the algorithm cannot use these outcome rewards, warn if only in part.
+        """In the first generation whose outcome rewards differ, raise if the algorithm cannot use them, warn if only in
+        part.
 
         `chosen`: the config sets the threshold, so graded rewards are used as intended.
         """
-        if self._rewards_seen:
+        if self._rewards_seen or not differ(outcomes):
             return
         self._rewards_seen = True
-        problem = None if chosen else algorithm.graded(outcomes)
-        if problem is None:
-            return
-        above = outcomes[~outcomes.isnan()] > algorithm.threshold
-        if not advantages.any() and (above.all() or not above.any()):
-            raise ConfigError(replace(problem, why=f"{problem.why} Every advantage is 0: nothing can be learned."))
-        if self._writes:
+        problem = None if chosen else check_outcomes(algorithm, outcomes, advantages, self._names)
+        if problem is not None and self._writes:
             self._warn({"step": step, "alarm": "graded_reward", "message": f"{problem.what} {problem.why}",
                         "remedy": problem.remedy, "value": None, "threshold": algorithm.threshold})  # fmt: skip
 
@@ -77,8 +72,7 @@ class RunLog:
             self._warn(alarm)
 
     def _warn(self, alarm: dict[str, Any]) -> None:
-        for name, own in self._names.items():
-            alarm["remedy"] = re.sub(rf"\b{name}\b", own, alarm["remedy"])
+        alarm["remedy"] = renamed(alarm["remedy"], self._names)
         self.folder.append_alarm(alarm)
         alarm_log.warning("step %d: %s %s", alarm["step"], alarm["message"], alarm["remedy"])
 

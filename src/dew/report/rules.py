@@ -49,9 +49,9 @@ def credit_by_rule(
     They are the registered rules, those of the groups, and those `given` (`gtpo(alpha2=0.5)`, `rules.py:Mine`). Rules
     with the same credit in all groups are merged. Credit is {group number over all runs: {rule number: values}}.
     """
-    from dew.algorithms import parse_algorithm
+    from dew.algorithms import get_algorithm
 
-    asked = {rule.label: rule for rule in map(parse_algorithm, given)}
+    asked = {rule.label: rule for rule in map(get_algorithm, given)}
     numbered = enumerate(group for groups in runs for group in groups)
     batches = [batch for groups in runs for batch in _batches([next(numbered) for _ in groups])]
     rules = _rules([group for _, batch in batches for _, group in batch], asked.values()) if batches else {}

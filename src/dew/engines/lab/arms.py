@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dew.algorithms import Algorithm, parse_algorithm, source_digest
+from dew.algorithms import Algorithm, get_algorithm, source_digest
 from dew.algorithms.base import Part
 from dew.algorithms.credit import DIVISION, give_credit
 from dew.engines.lab.tasks import generator
@@ -48,7 +48,7 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
         try:
             own_rate = RATE.search(text)
             rule = text[: own_rate.start()] if own_rate else text
-            algorithm = parse_algorithm(rule)
+            algorithm = get_algorithm(rule)
             rates = _check(algorithm, [own_rate[1]] if own_rate else learning_rates)
             source = source_digest(type(algorithm)) if ":" in rule else ""
             control = algorithm.control() if controls else None

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from dew.algorithms import Algorithm
 from dew.credit import grpo_advantages, has_signal
+from dew.engines.credit import differ
 from dew.engines.lab.arms import TRAINED, Arm, teams
 from dew.engines.lab.study_settings import Settings
 from dew.engines.lab.tasks import Answers, GeneratedTask, Problems, generator, uniforms
@@ -60,12 +61,19 @@ class Stack:
         self.solved: list[Tensor] = []
         """(R, N) number of correct answers to each held-out problem, at each evaluation."""
         self.records: list[list[GroupRecord]] = [[] for _ in replicas]
+        self.lost: list[str] = []
+        """One sentence for each algorithm that loses differences between rewards, from the first ones that differ."""
+        self._checked = False
 
     def generation(self, number: int) -> None:
         """Run one generation: sample, judge, give credit, update and record. `number` counts from 0."""
         s = self.settings
         problems, answers, rows = self.sample(number)
         mask, correct = answers.mask, rows["reward"] > CORRECT
+        if not self._checked and differ(rows["reward"]):
+            self._checked = True
+            found = [(team.algorithm.label, team.algorithm.graded(rows["reward"])) for team in self.teams]
+            self.lost = [f"{label}: {problem.what} {problem.why}" for label, problem in found if problem is not None]
         credits = [team.credit({name: x[team.rows] for name, x in rows.items()}) for team in self.teams]
         signal, flipped = (torch.cat([credit[name] for credit in credits]) for name in ("signal", "flipped"))
         live = mask & signal.repeat_interleave(s.group_size, 1)[..., None]

@@ -170,8 +170,9 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
         rotate_checkpoints(run, args.save_total_limit, trainer.state.best_model_checkpoint)
 
 
-def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, Any] | None:
-    """Return dew's state, or None if TRL wrote the checkpoint. If `batches` differ, its generation is dropped."""
+def load_state(folder: str, rank: int, batches: str, algorithm: str, device: Any) -> dict[str, Any] | None:
+    """Return dew's state, or None if TRL wrote the checkpoint. Its generation is dropped if `batches` differ, or
+    `algorithm`, of which it has the advantages."""
     own, first = (Path(folder) / OWN_STATE.format(i) for i in (rank, 0))
     path = own if own.exists() else first  # there may be more processes now
     if not path.exists():
@@ -179,8 +180,10 @@ def load_state(folder: str, rank: int, batches: str, device: Any) -> dict[str, A
             logger.warning("%s has weights only (save_only_model): optimizer, schedule and prompts are reset.", folder)
         return None
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    if (saved := state.get("batches", batches)) != batches:
+    saved = state.get("batches", batches)
+    if saved != batches or state.get("algorithm", algorithm) != algorithm:
         state |= {"generation": None, "step": 0}
+    if saved != batches:
         logger.warning("%s: sampling a new generation, because batch sizes have changed. They were: %s.", folder, saved)
     state["generation"] = send_to_device(state["generation"], device)
     state["epochs"] = int(_read_json(path.with_name(STATE)).get("epoch") or 0)

@@ -139,6 +139,9 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if self.use_vllm and given:
             why = "vLLM's log-probabilities are then not those of the policy, which biases the importance ratio."
             found.append(Problem(f"{given} with vLLM:", why, "Keep the defaults."))
+        if self.mask_truncated_completions and self.build_algorithm().overlong == "soft":
+            why = "a masked answer has no length, so its group is compared with it as if it had no penalty."
+            found.append(Problem("mask_truncated_completions with overlong='soft':", why, "Use one of the two."))
         return [problem for problem in found if problem is not None]
 
     def _read_algorithm(self) -> list[Problem]:

@@ -442,8 +442,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         own = [dict(group) for group in self.optimizer.param_groups] if checkpoint else []
         super()._load_optimizer_and_scheduler(checkpoint)
-        rank, device, batches = self.accelerator.process_index, self.accelerator.device, str(self.args.batches)
-        state = checkpoints.load_state(checkpoint, rank, batches, device) if checkpoint else None
+        rank, device = self.accelerator.process_index, self.accelerator.device
+        made = str(self.args.batches), self.algorithm.label
+        state = checkpoints.load_state(checkpoint, rank, *made, device) if checkpoint else None
         if state is None:
             return
         checkpoints.use_own_settings(self, own, state)

@@ -138,10 +138,12 @@ def check_folder(config: Any, folder: str) -> None:
     mode, where = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
     run, saved = RunFolder(folder).run(), (where / VERLS_LATEST).is_file()
     same = run.get("engine") == "verl" and read(run, "algorithm.name") == read(config, "algorithm.adv_estimator")
-    goes_on = same and (run.get("status") != "done" or saved)
+    ended = run.get("status") == "done" or (Path(run.get("checkpoints") or where) / VERLS_LATEST).is_file()
+    goes_on = same and (saved or not ended)
     if RunFolder(folder).used() and not (mode == "resume_path" or (mode == "auto" and goes_on)):
         what = f"algorithm.dew_run.folder={folder} holds an earlier run, which verl would not resume."
-        raise ConfigError(Problem(what, remedy="Choose another folder, or delete this one."))
+        why = f"Its checkpoints are in {run['checkpoints']}." if run.get("checkpoints") else ""
+        raise ConfigError(Problem(what, why, "Choose another folder, or delete this one."))
     if mode == "auto" and saved and not same:
         what = f"verl would resume from the checkpoint in {where}, but {folder} has no such run."
         remedy = "Set another trainer.experiment_name; to train that model further, resume_mode=resume_path."
@@ -265,7 +267,8 @@ def _stock_problems(config: Any, name: str, estimators: Collection[str], losses:
     if name in algorithm_classes() and not runs_on_verl(algorithm_classes()[name]):
         found.append(only_on_trl(name))
     elif estimators and name not in estimators:
-        found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name, [*estimators]))
+        own = "Its settings are +algorithm.dew.NAME=VALUE." if "(" in name else ""
+        found.append(unknown(f"algorithm.adv_estimator={name} is not known.", name.partition("(")[0], estimators, own))
     if name.endswith("optimal_token_baseline"):
         what = f"algorithm.adv_estimator={name} needs Σπ², which only verl's old trainer computes."
         old = "python -m verl.trainer.main_ppo trainer.use_v1=False"

@@ -4,6 +4,7 @@ Groups that verl's filter drops never reach the trainer, but verl reports their 
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ NAMES = {"actor/loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "lear
 KEYS = {
     **{name: SETTINGS[name].verl for name in ("learning_rate", "max_completion_length")},
     "num_generations": f"{ROLLOUT}.n",
+    "outcome_reward": "acc in what the reward function returns",
     "num_iterations": f"{ACTOR}.ppo_epochs",
     "steps_per_generation": f"data.train_batch_size / {ACTOR}.ppo_mini_batch_size",
 }
@@ -44,7 +46,8 @@ class Recorder(RunLog):
         gpus = int(read(config, "trainer.n_gpus_per_node", 1)) * int(read(config, "trainer.nnodes", 1))
         model, data = str(read(config, "actor_rollout_ref.model.path")), str(read(config, "data.train_files"))
         self.sampled = int(read(config, "data.train_batch_size")) * int(read(config, f"{ROLLOUT}.n"))
-        facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps}
+        saved = str(Path(str(read(config, "trainer.default_local_dir"))).absolute())
+        facts = {"model": model, "data": data, "seed": read(config, "data.seed"), "steps": steps, "checkpoints": saved}
         self.chosen = read(config, "algorithm.dew.threshold") is not None
         if not done:  # an earlier run in the folder ended before its first checkpoint
             self.folder.clear(whole=False)
@@ -54,8 +57,9 @@ class Recorder(RunLog):
     def add(self, step: int, batch: CreditedBatch, truncated: Tensor) -> Numbers:
         """Return the metrics of a batch. A step has several batches if verl syncs parameters less often than that."""
         numbers = batch_numbers(batch, truncated, self.algorithm.threshold)
-        self.check_rewards(step, self.algorithm, batch.rows.outcome, batch.credit.advantages, self.chosen)
-        self._batches.append((int(batch.credit.scored.sum()), numbers))  # without padding rows
+        here = batch.credit.scored  # without padding rows
+        self.check_rewards(step, self.algorithm, batch.rows.outcome[here], batch.credit.advantages, self.chosen)
+        self._batches.append((int(here.sum()), numbers))
         return numbers
 
     def due(self, step: int) -> bool:
