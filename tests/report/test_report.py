@@ -307,7 +307,7 @@ def test_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     while len(RunFolder(folder).record_files()) < 3:
         time.sleep(0.01)
     steps = []
-    for _ in range(8):
+    for _ in range(4):
         found = report_of(build([folder]))["runs"][0]
         assert found["notices"] == [] and found["groups"]
         steps.append(found["sample"]["steps_of"])

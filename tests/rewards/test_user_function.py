@@ -21,7 +21,7 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards import load_reward
 from dew.rewards.process import memory_of
 from dew.rewards.user_function import MAX_FAILURES, NOT_FINITE, as_rewards
-from processes import alive, gone
+from processes import alive, gone, wait_until_busy
 
 FUNCTIONS = r"""
 import os, sys, time, signal, threading
@@ -287,7 +287,7 @@ def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
     """)
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as asking:
         pid = int(asking.stdout.readline())
-        time.sleep(0.5)
+        wait_until_busy(pid)
         asking.kill()
     assert gone(pid)
 
