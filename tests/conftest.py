@@ -7,12 +7,11 @@ import signal
 import sys
 
 import pytest
-import torch
 from hypothesis import HealthCheck, Phase, settings
 
 gc.disable()  # until all modules are imported, which takes a quarter less time so
-torch.set_num_threads(1)
 os.fsync = lambda handle: None  # no test outlives a power failure, and they write thousands of files
+# Read by torch, which is not imported here: pytest-xdist's own process needs none.
 os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": os.environ.get("HF_HUB_OFFLINE", "1")}
 settings.register_profile(  # the same examples in every run
     "dew", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow], derandomize=True
