@@ -25,38 +25,38 @@ DEEDS = {
     "sys.exit(0)": "exit with code 0",
     "os._exit(0)": "exit with code 0",
     "os.fork()": "fork the process",
-    "while True: pass": "longer than 1 s",
-    "while True:\n            try: time.sleep(9)\n            except Exception: pass": "longer than 1 s",
+    "while True: pass": "longer than 0.2 s",
+    "while True:\n            try: time.sleep(9)\n            except Exception: pass": "longer than 0.2 s",
 }
 
 
 @pytest.fixture
 def rule(tmp_path, monkeypatch, algorithm_registry):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(user_rules, "SECONDS", 1.0)
     return lambda first, then: (tmp_path / "rule.py").write_text(RULE.format(first, then))
 
 
-def advantages():
-    rollouts = Rollouts(mask=torch.ones(1, 2, 3, dtype=torch.bool), reward=torch.tensor([[1.0, 0.0]]))
-    return get_algorithm("rule.py:Mine").advantages(rollouts)
+ROLLOUTS = Rollouts(mask=torch.ones(1, 2, 3, dtype=torch.bool), reward=torch.tensor([[1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("deed", DEEDS)
-def test_a_rule_that_ends_or_outlasts_the_run_is_named(rule, deed):
+def test_a_rule_that_ends_or_outlasts_the_run_is_named(rule, deed, monkeypatch):
     rule("", deed)
+    mine = get_algorithm("rule.py:Mine")
+    if "while" in deed:
+        monkeypatch.setattr(user_rules, "SECONDS", 0.2)
     with pytest.raises(ConfigError, match=rf"Mine\.advantages .*{DEEDS[deed]}.* at rule.py, line") as error:
-        advantages()
+        mine.advantages(ROLLOUTS)
     assert len(error.value.problems) == 1
     rule(deed.replace("\n        ", "\n"), "")
     with pytest.raises(ConfigError, match=rf"rule\.py:Mine.*{DEEDS[deed]}"):
-        advantages()
+        get_algorithm("rule.py:Mine")
 
 
 def test_a_rule_prints_text_only(rule, capsys):
     rule("", r"print('\x1b[2Jcleared\x07')")
     before = os._exit, os.fork
-    assert advantages().shape == (1, 2, 3) and before == (os._exit, os.fork)
+    assert get_algorithm("rule.py:Mine").advantages(ROLLOUTS).shape == (1, 2, 3) and before == (os._exit, os.fork)
     assert capsys.readouterr().out == "·[2Jcleared·\n"
 
 
@@ -77,7 +77,8 @@ def test_dew_train_does_not_end_well_if_the_rule_exits(rule, dew, tmp_path):
         ),
     ],
 )
-def test_dew_lab_does_not_call_a_study_done_if_the_rule_misbehaves(rule, dew, deed, tmp_path):
+def test_dew_lab_does_not_call_a_study_done_if_the_rule_misbehaves(rule, dew, deed, tmp_path, monkeypatch):
+    monkeypatch.setattr(user_rules, "SECONDS", 1.0)
     rule(
         "calls = []", f"calls.append(0)\n        if len(calls) < 3: return super().advantages(rollouts)\n        {deed}"
     )

@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import re
 import shutil
 import threading
 import time
@@ -34,6 +35,7 @@ DESKTOP, PHONE = {"width": 1440, "height": 900}, {"width": 390, "height": 844}
 FITS = "document.documentElement.scrollWidth <= window.innerWidth"
 HUE, DEPTH = "e.className.match(/(plus|less|amount)-/)?.[1]", "Number(e.className.match(/-(\\d+)/)[1])"
 GROUND = "getComputedStyle(document.body).backgroundColor"
+playwright.expect.set_options(timeout=30_000)  # as long as Playwright waits for an element; else 5 s
 
 
 class Page:
@@ -43,16 +45,28 @@ class Page:
         url = page.as_uri() if isinstance(page, Path) else page
         self.tab = tab
         self.noise: list[str] = []
-        tab.on("console", lambda m: self.noise.append(m.text) if m.type == "error" else None)
-        tab.on("pageerror", lambda e: self.noise.append(str(e)))
-        tab.on("request", lambda r: None if r.url.startswith(url) else self.noise.append(r.url))
+        self.heard = {
+            "console": lambda m: self.noise.append(m.text) if m.type == "error" else None,
+            "pageerror": lambda e: self.noise.append(str(e)),
+            "request": lambda r: None if r.url.startswith(url) else self.noise.append(r.url),
+        }
+        for event, hear in self.heard.items():
+            tab.on(event, hear)
         tab.set_viewport_size(viewport)
-        tab.emulate_media(color_scheme=theme)
+        tab.emulate_media(media="screen", color_scheme=theme)
         tab.goto(f"{url}{address}")
         tab.wait_for_selector("html[data-ready]")
         if "group" in address:
             tab.wait_for_selector(".group-title")
         self.settle()
+
+    def leave(self) -> Any:
+        """Return the tab, empty."""
+        for event, hear in self.heard.items():
+            self.tab.remove_listener(event, hear)
+        self.tab.mouse.move(0, 0)
+        self.tab.goto("about:blank")
+        return self.tab
 
     def settle(self) -> None:
         """Wait two frames, until scrolling, drawing and layout are done, and for what is drawn or found later."""
@@ -83,10 +97,21 @@ class Page:
     def unfold(self, selector: str, name: str) -> None:
         """Open a <details>, and wait until the address remembers it: what is redrawn before would be closed again."""
         self.tab.click(f"{selector} summary")
-        self.tab.wait_for_url(lambda url: f"{name}=yes" in url)
+        self.wait_for_address(f"{name}=yes")
+
+    def open(self, view: str) -> None:
+        """Follow the link of a tab; the page draws its view after the click, when the address has changed."""
+        self.tab.click(f"#tab-{view}")
+        self.tab.wait_for_selector(f"#view-{view}:not([hidden])")
+        self.settle()
+
+    def wait_for_address(self, pattern: str) -> None:
+        """The browser tells of a new address after it has changed."""
+        self.tab.wait_for_url(re.compile(pattern))
 
     def choose(self, label: str, value: str) -> None:
         self.tab.select_option(f"section:not([hidden]) label:has-text('{label}') select", value)
+        self.settle()
 
     def chosen(self, label: str) -> str:
         return self.tab.input_value(f"section:not([hidden]) label:has-text('{label}') select")
@@ -113,17 +138,22 @@ def window() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def tabs() -> list[Any]:
+    """Tabs without a page: to open one more takes Chromium three times as long as to show a page in it."""
+    return []
+
+
 @pytest.fixture
-def opened(window: Any) -> Iterator[Any]:
+def opened(window: Any, tabs: list[Any]) -> Iterator[Any]:
     pages: list[Page] = []
 
     def opener(page: Path | str, address: str = "", **options: Any) -> Page:
-        pages.append(Page(window.new_page(), page, address, **options))
+        pages.append(Page(tabs.pop() if tabs else window.new_page(), page, address, **options))
         return pages[-1]
 
     yield opener
-    for page in pages:
-        page.tab.close()
+    tabs += [page.leave() for page in pages]
     assert [page.noise for page in pages] == [[] for _ in pages]
 
 
@@ -266,7 +296,6 @@ def test_uniform_credit_is_coloured_by_entropy(compared: Path, opened: Any) -> N
 def test_answers_filtered_sorted_and_by_position(page: Page, mixed: GroupRecord) -> None:
     page.unfold(".more-controls", "more")
     page.choose("Show", "wrong")
-    page.settle()
     assert set(page.tab.locator(".answer .outcome").all_text_contents()) == {"✗ wrong"}
     page.choose("Show", "all")
     page.choose("Sort", "length")
@@ -308,7 +337,7 @@ def test_two_rules_are_compared_on_one_group(page: Page, mixed: GroupRecord) -> 
     table = page.table(".panel .place + .signals")
     assert table["difference"] == pytest.approx(table["dew"] - table["grpo"], abs=2e-3)
     page.choose("minus", "run")
-    assert "rule=dew" in page.tab.url and "than=run" in page.tab.url
+    page.wait_for_address("rule=dew&than=run")
     page.choose("Credit with", "gtpo")  # the run's own rule, with its settings
     assert max(map(abs, page.tab.evaluate("dew.view.group.answers[0].difference"))) < 2e-3
     page.choose("Credit with", "maxrl")  # rules that the page has no formula for
@@ -343,10 +372,10 @@ def test_tokens_are_found_by_a_query(report: Path, groups: list[GroupRecord], op
     assert int(page.texts("#tokens [role=status]")[0].split()[0]) == pytest.approx(inside, abs=1)
     page.tab.fill("#tokens [name=find]", "H<0.1 & nonsense")
     page.tab.keyboard.press("Enter")
-    assert page.texts("#tokens [role=status]")[0].startswith("“nonsense” is not understood.")
+    playwright.expect(page.tab.locator("#tokens [role=status]")).to_contain_text("“nonsense” is not understood.")
     page.tab.go_back()
     playwright.expect(page.tab.locator("#tokens")).to_be_hidden()
-    assert "find" not in page.tab.url
+    page.wait_for_address("^((?!find).)*$")
     again = opened(report, "#credit&find=H%3C0.1%20%26%20position%3D3")
     again.settle()
     third = sum(len(a.tokens) > 2 and (a.entropy or [])[2] < 0.1 for g in groups for a in g.answers)
@@ -358,8 +387,10 @@ def test_next_flipped_token_and_the_clickable_strip(odd: Path, opened: Any) -> N
     for place in ("1.2", "2.2", "3.2", "4.1", "1.2"):  # from a group without any to the one that has four
         page.tab.keyboard.press("f")
         page.wait_for_group(1, 1)
+        i, t = place.split(".")
+        playwright.expect(page.tab.locator(".panel .place")).to_contain_text(f"token {t} of answer #{i} ")
         page.tab.wait_for_selector(".pinned")
-        assert page.tab.url.endswith(f"token={place}")
+        page.wait_for_address(f"token={place}$")
     strip = page.tab.locator('.answer[data-i="0"] .strip')
     width = strip.bounding_box()["width"]
     strip.click(position={"x": width * 0.9, "y": 2})
@@ -373,7 +404,7 @@ def test_groups_and_views_open_by_address_key_and_tab(report: Path, groups: list
         if key:
             page.tab.keyboard.press(key)
         page.wait_for_group(groups[n].step, groups[n].group)
-        assert page.tab.url.endswith(at(groups[n]))
+        page.wait_for_address(f"{at(groups[n])}$")
     assert page.count('tr[aria-current="true"] .group-link') == 1
     words = groups[8].answers[2].text[-12:-2]
     page.tab.keyboard.press("/")
@@ -381,10 +412,9 @@ def test_groups_and_views_open_by_address_key_and_tab(report: Path, groups: list
     hits = sum(any(words.lower() in a.text.lower() for a in g.answers) or words in g.prompt for g in groups)
     playwright.expect(page.tab.locator(".group-link")).to_have_count(hits)
     for name in ("credit", "curves", "overview"):
-        page.tab.click(f"#tab-{name}")
-        page.tab.wait_for_selector(f"#view-{name}:not([hidden])")
-        assert page.count("main > section:not([hidden])") == 1 and f"#{name}" in page.tab.url
-    page.settle()
+        page.open(name)
+        page.wait_for_address(f"#{name}")
+        assert page.count("main > section:not([hidden])") == 1
     text = page.tab.inner_text("#view-overview")
     score = RunFolder(report.parent).scores()[1]["scores"]["pass@1"]
     shown = f"{score['value']:.1%} [{100 * score['low']:.1f}, {100 * score['high']:.1f}]"
@@ -399,6 +429,7 @@ def test_address_restores_the_view_the_filter_and_the_token(odd: Path, opened: A
     page.tab.click("[data-mode=columns]")
     page.choose("Colour", "entropy")
     page.tab.locator('tr[data-i="3"] .t[data-t="1"]').click()
+    page.wait_for_address(r"token=4\.2")
     again = opened(odd, page.tab.url[page.tab.url.index("#") :])
     again.tab.wait_for_selector('tr[data-i="3"] .t[data-t="1"].pinned')
     assert again.chosen("With") == "mixed" and again.count("[data-mode=columns][aria-pressed=true]") == 1
@@ -417,6 +448,7 @@ def test_seeds_as_mean_and_band_or_as_lines(report: Path, tmp_path: Path, opened
     assert page.saved("#view-curves .chart button:text-is('PNG')") != band
     names = [text.split(" · ")[0].strip() for text in page.texts(f"{first} .plot-line")]
     assert names == ["synthetic-gtpo-seed0"] * 2 + ["synthetic-gtpo-seed3"] * 2
+    page.settle()  # all charts are drawn, as they move together
     page.tab.locator(f"{first} .u-over").hover(position={"x": 150, "y": 60})
     page.settle()
     step = page.texts(f"{first} .plot-lines > .quiet")
@@ -424,7 +456,8 @@ def test_seeds_as_mean_and_band_or_as_lines(report: Path, tmp_path: Path, opened
     assert float(page.texts(f"{first} .plot-line b")[0]) == pytest.approx(logged["accuracy"], rel=1e-3)
     assert page.texts("#view-curves .chart >> nth=3 >> .plot-lines > .quiet")[:1] == step  # charts move together
     page.tab.click(".chip:has-text('seed3')")
-    assert page.count(f"{first} .plot-line") == 2 and page.tab.url.endswith("hide=1")
+    page.wait_for_address("hide=1$")
+    assert page.count(f"{first} .plot-line") == 2
 
 
 # ── hostile text ────────────────────────────────────────────────────────────────────────────────────────────
@@ -453,7 +486,7 @@ def test_hostile_text_is_shown_and_not_executed(tmp_path: Path, opened: Any) -> 
     write_records(tmp_path, 1, [GroupRecord(1, 0, bad, answers, bad, bad, {bad: bad})])
     page = opened(build([tmp_path]))
     for name in ("curves", "credit", "groups"):
-        page.tab.click(f"#tab-{name}")
+        page.open(name)
     for mode in ("columns", "methods", "text"):
         page.tab.click(f"[data-mode={mode}]")
         page.tab.locator(".group .t").nth(1).click()
@@ -486,8 +519,7 @@ def test_key_switches_between_light_and_dark(report: Path, opened: Any) -> None:
 def test_phone_scrolls_vertically_only_and_print_has_no_controls(report: Path, opened: Any) -> None:
     page = opened(report, viewport=PHONE)
     for view in ("overview", "curves", "credit", "groups"):
-        page.tab.click(f"#tab-{view}")
-        page.settle()
+        page.open(view)
         assert page.tab.evaluate(FITS), view
     page.tab.eval_on_selector("#live", "live => { live.hidden = false; live.textContent = 'live · 10:56:00 PM'; }")
     assert page.tab.eval_on_selector("#tabs", "tabs => tabs.scrollWidth === tabs.clientWidth")  # all tabs are in view
@@ -541,7 +573,7 @@ def test_minimal_records(tmp_path: Path, opened: Any, line: str) -> None:
     (tmp_path / "records.jsonl").write_text(line)
     page = opened(build_from_records(tmp_path / "records.jsonl"))
     for name in ("credit", "groups"):
-        page.tab.click(f"#tab-{name}")
+        page.open(name)
     for mode in page.each("[data-mode]", "e.dataset.mode"):
         page.tab.click(f"[data-mode={mode}]")
         if page.count(".group .t"):
@@ -585,7 +617,7 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     assert number(shown) == pytest.approx(100 * (means[2] - means[0]), abs=0.05)  # in points
     assert page.count("table:has(.cell) tbody tr") == 11  # a rule at two rates has one row
     assert page.count(".cell svg") == 22
-    page.tab.click("#tab-curves")
+    page.open("curves")
     look = "e.style.getPropertyValue('--mark') + e.style.getPropertyValue('--shape')"
     marks = page.each(".chip .dot", look)
     assert "polygon" in marks[7] and "polygon" not in marks[3]  # as their colours are alike to some
@@ -606,10 +638,11 @@ def test_study_of_two_tasks(tmp_path: Path, opened: Any) -> None:
     page.choose("Seeds", "each")
     assert page.count(".chip") == 12  # 60 runs, but one entry per arm
     page.tab.click(".chip >> nth=1")
-    assert page.tab.url.endswith("hide=5.6.7.8.9")
+    page.wait_for_address("hide=5.6.7.8.9$")
     assert "54 lines" in page.tab.inner_text("#view-curves .chart >> nth=0")
     page.choose("Task", "synthetic-1")
-    assert "task=synthetic-1" in page.tab.url and page.each(".chip .dot", look) == marks
+    page.wait_for_address("task=synthetic-1")
+    assert page.each(".chip .dot", look) == marks
     assert page.texts(".chip")[1].startswith("synthetic(1) @ 0.0002")
     assert opened(report, "#overview&task=synthetic-1").chosen("Task") == "synthetic-1"
 
@@ -644,7 +677,8 @@ def test_flipped_tokens_are_found_marked_and_counted(odd: Path, opened: Any) -> 
     assert "1 of 3 recorded groups have credit of the wrong sign" in page.tab.inner_text(".finding.amber")
     page.tab.click(".finding.amber a")
     page.wait_for_group(1, 1)
-    assert page.count(".group-link") == 1 and "with=flipped" in page.tab.url
+    page.wait_for_address("with=flipped")
+    assert page.count(".group-link") == 1
     assert page.each(".answer .t.flip", "e.textContent") == [" four", " maybe"]
     assert "4 flipped tokens" in page.tab.inner_text(".group-title .facets")
     page = opened(odd, "#groups")
@@ -652,7 +686,8 @@ def test_flipped_tokens_are_found_marked_and_counted(odd: Path, opened: Any) -> 
     for shown in (["2 · 0", "1 · 1", "1 · 0"], ["1 · 0", "1 · 1", "2 · 0"]):
         page.tab.click('[data-by="step"]')
         assert page.texts(".group-link") == shown
-    assert page.tab.get_attribute("th:has([data-by=step])", "aria-sort") == "ascending" and "by=-step" in page.tab.url
+    page.wait_for_address("by=-step")
+    assert page.tab.get_attribute("th:has([data-by=step])", "aria-sort") == "ascending"
 
 
 def test_a_wrong_answer_beside_its_nearest_correct_one(page: Page, mixed: GroupRecord) -> None:

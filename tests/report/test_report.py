@@ -30,7 +30,7 @@ from dew.errors import ConfigError, RecordError
 from dew.report import build, build_from_records, charts_of, content_of
 from dew.report.readers import Run, arms_of
 from dew.report.results import remarks, rows_of
-from dew.report.serve import View, make_server
+from dew.report.serve import IDLE, View, make_server
 from dew.report.tokens import above_mean, statistics, summary
 from dew.report.write import blobs
 from dew.rewards import Verdict
@@ -307,7 +307,7 @@ def test_run_is_read_while_it_is_written(tmp_path: Path) -> None:
     while len(RunFolder(folder).record_files()) < 3:
         time.sleep(0.01)
     steps = []
-    for _ in range(8):
+    for _ in range(4):
         found = report_of(build([folder]))["runs"][0]
         assert found["notices"] == [] and found["groups"]
         steps.append(found["sample"]["steps_of"])
@@ -615,8 +615,7 @@ def test_the_wrong_sign_is_that_of_dew_credit() -> None:
 
 
 # ── dew view ────────────────────────────────────────────────────────────────────────────────────────────────
-def test_server_answers_only_with_its_token(run: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dew.report.serve.IDLE", 0.5)
+def test_server_answers_only_with_its_token(run: Path, capfd: Any) -> None:
     server, address = make_server([run])
     server.daemon_threads = False  # closing it waits for its answers
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -640,8 +639,10 @@ def test_server_answers_only_with_its_token(run: Path, capfd: Any, monkeypatch: 
         with closing(socket.create_connection(("127.0.0.1", server.server_port))) as closed:  # a page closed at once
             closed.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             closed.sendall(f"GET {address.removeprefix(root)}data HTTP/1.1\r\n\r\n".encode())
-        with closing(socket.create_connection(("127.0.0.1", server.server_port), timeout=20)) as idle:
+        server.RequestHandlerClass.timeout = 0.2
+        with closing(socket.create_connection(("127.0.0.1", server.server_port), timeout=60)) as idle:
             assert idle.recv(1) == b""  # closed by the server
+        server.RequestHandlerClass.timeout = IDLE
         urlopen(Request(f"{address}stamp", headers={"Host": "localhost:99"})).close()  # a tunnel
         with pytest.raises(HTTPError):  # a page of another host
             urlopen(Request(f"{address}stamp", headers={"Host": f"evil.example:{server.server_port}"}))

@@ -17,7 +17,7 @@ from dew.rewards import process
 from dew.rewards.math import math_verdict, math_verdicts, workers
 from dew.rewards.process import worker_count
 from hostile import hostile
-from processes import gone
+from processes import gone, wait_until_busy
 
 pytest.importorskip("math_verify")
 PATIENT = 60.0
@@ -36,7 +36,8 @@ def statuses(*completions: str, limit: float = PATIENT, gold: str = "x+1") -> li
 
 # ── Time limits ───────────────────────────────────────────────────────────────────────────────────────────
 def test_an_endless_answer_times_out_and_the_others_are_checked():
-    assert statuses(ENDLESS, r"\boxed{1+x}", ENDLESS, limit=2) == ["timeout", "correct", "timeout"]
+    checked = ["timeout", "correct", "timeout"]
+    assert any(statuses(ENDLESS, r"\boxed{1+x}", ENDLESS, limit=s) == checked for s in (1, 5, 20))  # if others compute
     assert statuses(r"\boxed{1+x}", r"\boxed{2+x}") == ["correct", "wrong"]
 
 
@@ -111,7 +112,7 @@ def test_no_process_outlives_its_parent(way: str):
     pids = [int(pid) for pid in process.stdout.readline().split()]
     assert len(pids) >= 2
     if way == "kill":
-        time.sleep(1)  # while the answers are being parsed
+        wait_until_busy(pids[-1])  # the answers are being parsed
         process.kill()
     process.wait(60)
     assert gone(*pids)

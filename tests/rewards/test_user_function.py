@@ -21,7 +21,7 @@ from dew.errors import ConfigError, RewardError
 from dew.rewards import load_reward
 from dew.rewards.process import memory_of
 from dew.rewards.user_function import MAX_FAILURES, NOT_FINITE, as_rewards
-from processes import alive, gone
+from processes import alive, gone, wait_until_busy
 
 FUNCTIONS = r"""
 import os, sys, time, signal, threading
@@ -169,6 +169,7 @@ def test_the_third_lost_batch_in_a_row_ends_the_run(load, caplog):
 def test_a_slow_batch_loses_only_that_batch(load):
     reward = load("once_slow", timeout=2.0)
     assert reward(["a"]) == [None]
+    reward.timeout = 60.0
     assert reward(["a"]) == [1.0] and reward._failures == 0
 
 
@@ -227,11 +228,12 @@ def test_child_processes_are_killed_with_the_function(load):
 
 
 def test_output_goes_to_standard_error_without_control_characters(load, capsys):
-    assert load("prints")(["a"]) == [1.0]
-    time.sleep(0.5)
+    reward = load("prints")
+    assert reward(["a"]) == [1.0]
+    reward._process.kill()
+    reward._process._output.join()  # the thread that prints it
     shown = capsys.readouterr()
-    assert shown.out == "" and shown.err.startswith("I was here\n")
-    assert "\x1b" not in shown.err
+    assert shown.out == "" and shown.err == "I was here\n·[31mred\n"
 
 
 def test_logged_values_are_passed_on(load):
@@ -285,7 +287,7 @@ def test_no_process_outlives_a_parent_that_was_killed(tmp_path):
     """)
     with subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as asking:
         pid = int(asking.stdout.readline())
-        time.sleep(0.5)
+        wait_until_busy(pid)
         asking.kill()
     assert gone(pid)
 

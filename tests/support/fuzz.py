@@ -13,6 +13,7 @@ import shutil
 import signal
 import string
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -45,7 +46,7 @@ from hostile import WORDS
 
 # ── what goes in ────────────────────────────────────────────────────────────────────────────────────────────
 POOL = 10_000
-"""Values drawn beforehand, which costs a hundredth of drawing them one by one; hypothesis chooses among them."""
+"""Values drawn at first use, which costs a hundredth of drawing them one by one; hypothesis chooses among them."""
 SPECIAL = [None, True, False, 0, 1, -1, "", "1", 10**400, 1e308, -0.0, math.nan, math.inf, -math.inf, 10**20, "nan", "trl",
            "tiny", "countdown", "math", "a" * 300, "\x00", "\ud800"]  # fmt: skip
 
@@ -68,9 +69,15 @@ def random_value(dice: Random, depth: int = 0) -> Any:
     return random_text(dice) if kind > 3 else plain[kind]
 
 
-DICE = Random(0)
-VALUES = st.sampled_from([random_value(DICE) for _ in range(POOL)])
-TEXTS = st.sampled_from([random_text(DICE) for _ in range(POOL)])
+def drawn(kind: Callable[[Random], Any]) -> st.SearchStrategy[Any]:
+    def values() -> st.SearchStrategy[Any]:
+        dice = Random(0)
+        return st.sampled_from([kind(dice) for _ in range(POOL)])
+
+    return st.deferred(values)
+
+
+VALUES, TEXTS = drawn(random_value), drawn(random_text)
 
 YAML_LINES = st.sampled_from(
     ["task: countdown", "engine: trl", "problems: 12", "scores: {problems: 4, k: 2}", "scores: true", "learning_rate: 1e-6",

@@ -155,15 +155,16 @@ def in_children(function, count=1):
     import multiprocessing
     import socket
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    fork = multiprocessing.get_context("fork")
-    children = [fork.Process(target=_child, args=(function, rank, count, port)) for rank in range(count)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join()
+    with socket.socket() as held:  # until they have ended, so that no other process is given this port
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        fork = multiprocessing.get_context("fork")
+        children = [fork.Process(target=_child, args=(function, rank, count, port)) for rank in range(count)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
     return [child.exitcode for child in children]
 
 

@@ -1,5 +1,7 @@
 """reasoning-gym's data sets as tasks: splits, verdicts, and scorers that would run an answer as code."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from dew.errors import ConfigError
@@ -8,7 +10,7 @@ from dew.rewards import verifier
 from dew.rewards.games import OWN, REFUSED
 from dew.tasks import task
 
-pytest.importorskip("reasoning_gym", reason="needs the extra gym")
+pytestmark = pytest.mark.skipif(find_spec("reasoning_gym") is None, reason="needs the extra gym")
 NO_GOLD = ("boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour")
 
 
