@@ -130,6 +130,8 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["train", "tiny/countdown", "--alpha2", "1"], 1, "algorithm_kwargs: {alpha2"),
         (["train", "tiny/countdown", "--model_name_or_path", "nowhere"], 1, "model_name_or_path: 'nowhere' cannot be"),
         (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], 1, "gapo"),
+        (["compare", "tiny/countdown", "--learning_rate", "3e-5,"], 1, "learning_rate: invalid float value: '3e-5,'."),
+        (["compare", "tiny/countdown", "--num_generations", "7"], 1, "not a whole number of groups of 7."),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
         (["resume", "nowhere"], 1, "nowhere: no such folder"),
         (["resume", "a_folder"], 1, "not the output_dir of a run"),

@@ -26,7 +26,6 @@ from dew.files import write_atomically
 from dew.rewards.process import cores
 from dew.run.config import Run, to_yaml
 from dew.run.folder import RunFolder, lock
-from dew.run.permission import check_permission
 from dew.run.records import finite
 
 if TYPE_CHECKING:
@@ -61,11 +60,12 @@ def compare(
     """
     run, typed = load_run(recipe, context.args)
     run = without_per_run(run, typed)
-    from dew.engines.trl.launch import check_names
-
-    check_names(run, typed)
-    check_permission(run, typed, untrusted)
     names = _algorithms(algorithms, run.algorithm_settings)
+    from dew.engines.trl.launch import parse
+
+    for algorithm in names.values():  # on the CPU, because the GPU is for the runs
+        own = {"algorithm": algorithm, "use_cpu": True}
+        parse(replace(run, settings=run.settings | own), typed | dict.fromkeys(own, ""), untrusted=untrusted)
     from dew.compare import compare_runs
     from dew.compare.verdicts import summary
     from dew.report import build
