@@ -132,6 +132,8 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], 1, "gapo"),
         (["compare", "tiny/countdown", "--learning_rate", "3e-5,"], 1, "learning_rate: invalid float value: '3e-5,'."),
         (["compare", "tiny/countdown", "--num_generations", "7"], 1, "not a whole number of groups of 7."),
+        (["train", "a run"], 1, "To resume: dew resume 'a run';"),
+        (["train", "tiny/countdown", "--output_dir", "a run"], 1, "Resume the run (dew resume 'a run'), choose"),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
         (["resume", "nowhere"], 1, "nowhere: no such folder"),
         (["resume", "a_folder"], 1, "not the output_dir of a run"),
@@ -164,7 +166,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
 )
 def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("a_run/config.yaml", "a_folder/note.txt", "a_file", "empty.jsonl"):
+    for name in ("a_run/config.yaml", "a run/run.json", "a_folder/note.txt", "a_file", "empty.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "one.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')

@@ -21,7 +21,7 @@ from dew.cli.app import app
 from dew.cli.console import out, show_markdown
 from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run, mapping
 from dew.cli.runs import Child, followed, run_all
-from dew.errors import ConfigError, Problem, unknown
+from dew.errors import ConfigError, Problem, quoted, unknown
 from dew.files import write_atomically
 from dew.rewards.process import cores
 from dew.run.config import Run, to_yaml
@@ -138,7 +138,7 @@ def train_grid(
     total, at_once = len(cells), f", {min(parallel, len(todo))} at a time" if todo else ""
     out.print(f"{total} run{'s' * (total > 1)}: {total - len(todo)} finished, {len(todo)} to do{at_once}")
     if todo and not every:
-        out.print(f"To follow them: dew view {folder}")
+        out.print(f"To follow them: dew view {quoted(folder)}")
     numbers = count(total - len(todo) + 1)
 
     def ended(child: Child) -> None:
@@ -226,7 +226,7 @@ def lab(
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     out.print()
     show_markdown(text)
-    out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+    out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {quoted(folder)}")
 
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
@@ -288,4 +288,4 @@ def _benchmark(
     whole = f"{text}{benchmark.table([*others, *own])}\n\n{benchmark.ABOUT}\n"
     write_atomically(folder / "benchmark.md", whole.encode())
     show_markdown(text + benchmark.table(own))
-    out.print(f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves: dew report {folder / 'stage2'}")
+    out.print(f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves: dew report {quoted(folder / 'stage2')}")

@@ -200,7 +200,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
         path = used if is_user_function(used) or used in FORMATS else f"trl.rewards:{used}"
         threshold = run.algorithm_settings.get("threshold", 0.5)
         more = f" --options '{{threshold: {threshold}}}'" if threshold != 0.5 else ""
-        remedy = f"To score as in the run, add --reward {path}{more}, which runs that code."
+        remedy = f"To score as in the run, add --reward {quoted(path)}{more}, which runs that code."
     raise ConfigError(Problem(f"The task {source.name} has no verifier.", remedy=remedy))
 
 
@@ -311,7 +311,7 @@ def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
     adapter, source = path / "adapter_config.json", str(path)
     if engine == "vllm" and adapter.is_file():
         what = f"{name}: LoRA weights must be merged for vLLM."
-        raise ConfigError(Problem(what, remedy=f"Run `dew export {name} FOLDER`, then evaluate FOLDER."))
+        raise ConfigError(Problem(what, remedy=f"Run `dew export {quoted(name)} FOLDER`, then evaluate FOLDER."))
     with loading("model", name, (OSError, ValueError, LookupError, TypeError)):
         if adapter.is_file() and not any(path.glob("tokenizer*")):
             source = find_model(str(json.loads(adapter.read_bytes())["base_model_name_or_path"]), str(adapter))

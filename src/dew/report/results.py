@@ -13,6 +13,7 @@ from urllib.parse import quote
 from dew.compare import Difference, corrected, paired, verdicts
 from dew.compare.grid import AREA, by_problem, main_scores, read_answers
 from dew.compare.verdicts import TITLES, listed
+from dew.errors import quoted
 from dew.report.readers import Run
 from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
@@ -229,7 +230,7 @@ def _ended(run: Run, who: str) -> Json | None:
     error = f": {run.facts['error']}" if run.facts.get("error") else "."
     folder = run.folder if run.folder and not run.folder.is_absolute() else Path(run.name)
     resumes = run.folder and any(run.folder.glob("checkpoint*"))
-    how = "trainer.train(resume_from_checkpoint=True)" if run.config is None else f"dew resume {folder}"
+    how = "trainer.train(resume_from_checkpoint=True)" if run.config is None else f"dew resume {quoted(folder)}"
     remedy = f"Resume with `{how}`." if resumes else "No checkpoint was saved: train again."
     text = f"{who}{HOW[status]} at step {_steps(run)}{f' of {of}' if of else ''}{error}"
     kind = "note" if status == "stopped" else "bad"
