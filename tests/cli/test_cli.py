@@ -135,6 +135,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["train", "a run"], 1, "To resume: dew resume 'a run';"),
         (["train", "tiny/countdown", "--output_dir", "a run"], 1, "Resume the run (dew resume 'a run'), choose"),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
+        (["compare", "tiny/countdown", "dapo", "gtpo"], 1, "→ Write --algorithms dapo,gtpo."),
         (["resume", "nowhere"], 1, "nowhere: no such folder"),
         (["resume", "a_folder"], 1, "not the output_dir of a run"),
         (["train", "tiny/countdown", "--model_name_or_path"], 1, "Write --model_name_or_path NAME."),
@@ -233,7 +234,7 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert "Choose one of: 0." in dew("explain", tmp_path / "mine", "--step", 5, "--group", 7)[2]
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
     code, _, err = dew("explain", tmp_path)
-    assert code == 1 and f"Give a run that has some, e.g. {tmp_path / 'mine'}." in err
+    assert code == 1 and f"Give a run that has some, e.g. dew explain {tmp_path / 'mine'}\n" in err
 
 
 def test_explain_names_the_runs_of_a_lab_that_have_records(dew, tmp_path):
@@ -242,7 +243,7 @@ def test_explain_names_the_runs_of_a_lab_that_have_records(dew, tmp_path):
     write_records(tmp_path / "t" / "dew-seed0", 1, [group()])
     for given in (tmp_path, tmp_path / "t" / "dew-seed1"):
         code, _, err = dew("explain", given)
-        assert code == 1 and f"e.g. {tmp_path / 't' / 'dew-seed0'}." in err
+        assert code == 1 and f"e.g. dew explain {tmp_path / 't' / 'dew-seed0'}\n" in err
 
 
 def test_explain_ignores_advantages_that_are_null_in_the_records(dew, tmp_path):
@@ -251,7 +252,7 @@ def test_explain_ignores_advantages_that_are_null_in_the_records(dew, tmp_path):
     given = {"live": [False, True, True, True], "entropy": [null, 1.0, 2.0, null], "advantage": [null, 0.9, 0.1, null]}
     write_records(tmp_path, 1, [replace(group(), answers=[AnswerRecord(list("abcd"), True, 1.0, **given)])])
     code, out, _ = dew("explain", tmp_path)
-    assert code == 0 and "±0.900" in out and "advantage +0.100 to +0.900" in out and "largest: b +0.900" in out
+    assert code == 0 and "±0.900" in out and "advantage +0.100 to +0.900" in out and "largest: 'b' +0.900" in out
     assert "entropy 1 to 2" in out and "nan" not in out
 
 

@@ -118,6 +118,7 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     for flag, value in (("--task", "gsm8k"), ("--temperature", 0.5), ("--options", "{seed: 1}"), ("-k", 16)):
         assert f"error: {flag}: no effect on answers read from a file" in dew("eval", kept, flag, value)[2]
     assert len(asked) == 1
+    assert dew("eval", "tiny6")[0] == 0 and asked.pop()["problems"].numbers == 6  # what it has learned
     assert dew("eval", "tiny", "--options", "{greedy: true, batch_size: 8}")[0] == 0
     assert asked[-1]["greedy"] is True and asked[-1]["batch_size"] == 8
     assert "threshold: no effect on the verifier countdown" in dew("eval", "tiny", "--options", "{threshold: 0}")[2]

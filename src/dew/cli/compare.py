@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,6 +58,10 @@ def compare(
     Differences from the first algorithm are paired by seed. Other flags are settings of every run: `--max_steps 100`.
     Re-run the same command to resume: finished runs are kept, interrupted ones are resumed.
     """
+    words = [*takewhile(lambda word: not word.startswith("-"), context.args)]
+    if words and not recipe.is_dir():
+        remedy = f"Write --algorithms {quoted(','.join(words))}."
+        raise ConfigError(Problem(f"{' '.join(words)}: not understood.", remedy=remedy))
     run, typed = load_run(recipe, context.args)
     run = without_per_run(run, typed)
     names = _algorithms(algorithms, run.algorithm_settings)

@@ -25,6 +25,7 @@ from dew.rewards.verifiers import FORMATS, has_verifier
 from dew.run.config import Run, find_model, flat, make_run, read_run, read_yaml
 from dew.run.folder import RunFolder, make_folder
 from dew.run.models import check_model
+from dew.tasks.games import PLAYS
 from dew.tasks.rows import first_columns
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _plan(
             what = f"{unknown_task[0]}: no task to evaluate it on."
             raise ConfigError(Problem(what, remedy="Add --task: a file, a data set such as gsm8k, or countdown."))
         chosen = "countdown"
-    given = mapping(settings) or run.task_settings
+    learned = PLAYS.get(models[0], {}) if chosen == "countdown" and not run.task else {}
+    given = mapping(settings) or run.task_settings or learned
     own = reward is not None and is_user_function(reward)
     if own and Path(chosen).exists() and "answer" not in {*given, *first_columns(chosen)}:
         given = {**given, "answer": ""}  # the reward does not need gold answers

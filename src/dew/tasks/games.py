@@ -17,7 +17,9 @@ from dew.errors import ConfigError, Problem, unknown, wrong_types
 from dew.tasks.datasets import Split, check_split, render, split_of
 from dew.tasks.rows import Row
 
-BUNDLED = {name: Path(__file__).parent / "data" / name for name in ("tiny", "tiny6")}
+PLAYS: dict[str, dict[str, Any]] = {"tiny": {}, "tiny6": {"numbers": 6, "largest": 9}}
+"""The bundled models, with the settings of the countdown that each has learned."""
+BUNDLED = {name: Path(__file__).parent / "data" / name for name in PLAYS}
 """Folders of the bundled models, each with a README.md."""
 TINY = BUNDLED["tiny"]
 MAX_SUMS = 2_000_000
