@@ -151,7 +151,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["eval", "tiny", "--options", "{gredy: true}"], 1, "Did you mean 'greedy'?"),
         (["eval", "tiny", "--options", "{top_p: high}"], 1, "every value must be a number"),
         (["eval", "tiny", "--options", "{threshold: .nan}"], 1, "every value must be a number"),
-        (["eval", "tiny", "--settings", "{numbers: 3.5}"], 1, "numbers=3.5 is not a whole number."),
+        (["eval", "tiny", "--settings", "{numbers: 3.5}"], 1, "countdown numbers=3.5 is not a whole number."),
         (["eval", "tiny", "--task", "sums", "--settings", "{numbers: 0}"], 1, "numbers=0, largest=99: give at least"),
         (["eval", "tiny", "--task", "sums", "-n", 1], 1, "`dew lab`: --settings '{task_settings: {template: plain}}'"),
         (["compare", "tiny/countdown", "--out", "a_run"], 1, "Choose another folder with --out.\n"),

@@ -49,7 +49,7 @@ class Countdown:
 
     def __post_init__(self) -> None:
         if wrong := wrong_types(self):
-            raise ConfigError(wrong)
+            raise ConfigError([f"{self.name} {what}" for what in wrong])
         if self.numbers < 2:
             raise ConfigError(Problem(f"numbers={self.numbers}: a step takes two numbers.", remedy="Write 3 to 6."))
         if not 2 <= self.largest <= self.ceiling:
@@ -107,7 +107,7 @@ class Sums:
 
     def __post_init__(self) -> None:
         if wrong := wrong_types(self):
-            raise ConfigError(wrong)
+            raise ConfigError([f"{self.name} {what}" for what in wrong])
         if self.numbers < 1 or self.largest < 1:
             raise ConfigError(f"sums numbers={self.numbers}, largest={self.largest}: give at least 1.")
 
