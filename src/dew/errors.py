@@ -5,12 +5,16 @@ Each error is a `DewError` and also the standard-library class that fits, so `ex
 
 import difflib
 import re
+import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,22 @@ class RecordError(DewError, ValueError):
     """A file of a run that cannot be read."""
 
 
+type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)
+TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
+
+
+def wrong_types(settings: Any) -> list[str]:
+    """Errors for settings whose type is not the annotated one; they may come from a file or the command line."""
+    found = []
+    for name, hint in type_hints(type(settings)).items():
+        value = getattr(settings, name, None)
+        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        right = type(value) in kinds or (float in kinds and type(value) is int)
+        if all(kind in TYPE_NAMES for kind in kinds) and not right:
+            found.append(f"{name}={value!r} is not {' or '.join(TYPE_NAMES[kind] for kind in kinds)}.")
+    return found
+
+
 def did_you_mean(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """`Did you mean 'gtpo'?`, or '' if no known word is close. A higher `cutoff` only accepts closer words."""
     words, known = (word, word.lower()), list(known)
@@ -79,6 +99,11 @@ def unknown(what: str, word: str, known: Iterable[str], also: str = "") -> Probl
     known = list(known)
     remedy = did_you_mean(word, known) or f"Choose one of: {', '.join(known)}."
     return Problem(what, remedy=f"{remedy} {also}".rstrip())
+
+
+def quoted(path: Path | str) -> str:
+    """A path as an argument of a command to paste into a shell."""
+    return shlex.quote(str(path))
 
 
 def unreadable(path: Path, error: BaseException) -> Problem:

@@ -130,14 +130,19 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["train", "tiny/countdown", "--alpha2", "1"], 1, "algorithm_kwargs: {alpha2"),
         (["train", "tiny/countdown", "--model_name_or_path", "nowhere"], 1, "model_name_or_path: 'nowhere' cannot be"),
         (["compare", "tiny/countdown", "--algorithms", "gtpo,gapo"], 1, "gapo"),
+        (["compare", "tiny/countdown", "--learning_rate", "3e-5,"], 1, "learning_rate: invalid float value: '3e-5,'."),
+        (["compare", "tiny/countdown", "--num_generations", "7"], 1, "not a whole number of groups of 7."),
+        (["train", "a run"], 1, "To resume: dew resume 'a run';"),
+        (["train", "tiny/countdown", "--output_dir", "a run"], 1, "Resume the run (dew resume 'a run'), choose"),
         (["compare", "a_run", "a_run"], 1, "to compare runs: dew report RUN RUN"),
+        (["compare", "tiny/countdown", "dapo", "gtpo"], 1, "→ Write --algorithms dapo,gtpo."),
         (["resume", "nowhere"], 1, "nowhere: no such folder"),
         (["resume", "a_folder"], 1, "not the output_dir of a run"),
         (["train", "tiny/countdown", "--model_name_or_path"], 1, "Write --model_name_or_path NAME."),
         (["train", "tiny/countdown", "--reward_funcs", "acuracy_reward"], 1, "Did you mean 'accuracy_reward'?"),
         (["export", "nowhere", "there"], 1, "nowhere does not exist.\n→ Give the folder of a run with a model."),
         (["eval", "a_folder"], 1, "a_folder' is not a model folder. It has no config.json"),
-        (["eval", "one.jsonl"], 1, "not a file that `dew eval --keep` wrote.\n→ To evaluate a model, give its folder"),
+        (["eval", "one.jsonl"], 1, "not a file of scores that `dew eval --keep` wrote.\n→ To evaluate a model"),
         (["eval", "one.json"], 1, "one.json: cannot be read (No such file or directory).\n→ Did you mean 'one.jsonl'?"),
         (["eval", "tiny", "--keep", "a_folder"], 1, "a_folder already exists"),
         (["eval", "tiny", "--reward", "maths"], 1, "Did you mean 'math'? Or name your own: module:function"),
@@ -145,6 +150,10 @@ def test_ctrl_c_is_said(dew, monkeypatch):
         (["eval", "tiny", "--task", "one.jsonl", "--reward", "math"], 1, "one: too few problems (1) to hold out"),
         (["eval", "tiny", "--options", "{gredy: true}"], 1, "Did you mean 'greedy'?"),
         (["eval", "tiny", "--options", "{top_p: high}"], 1, "every value must be a number"),
+        (["eval", "tiny", "--options", "{threshold: .nan}"], 1, "every value must be a number"),
+        (["eval", "tiny", "--settings", "{numbers: 3.5}"], 1, "countdown numbers=3.5 is not a whole number."),
+        (["eval", "tiny", "--task", "sums", "--settings", "{numbers: 0}"], 1, "numbers=0, largest=99: give at least"),
+        (["eval", "tiny", "--task", "sums", "-n", 1], 1, "`dew lab`: --settings '{task_settings: {template: plain}}'"),
         (["compare", "tiny/countdown", "--out", "a_run"], 1, "Choose another folder with --out.\n"),
         (["report"], 1, "dew report runs/NAME"),
         (["report", ".", "--records", "x.jsonl"], 1, "run folders or --records, not both"),
@@ -158,7 +167,7 @@ def test_ctrl_c_is_said(dew, monkeypatch):
 )
 def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("a_run/config.yaml", "a_folder/note.txt", "a_file", "empty.jsonl"):
+    for name in ("a_run/config.yaml", "a run/run.json", "a_folder/note.txt", "a_file", "empty.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "one.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
@@ -225,7 +234,7 @@ def test_explain_shows_what_the_run_recorded(dew, tmp_path):
     assert "Choose one of: 0." in dew("explain", tmp_path / "mine", "--step", 5, "--group", 7)[2]
     RunFolder(tmp_path / "mine").write_run({"name": "mine"})
     code, _, err = dew("explain", tmp_path)
-    assert code == 1 and f"Give a run that has some, e.g. {tmp_path / 'mine'}." in err
+    assert code == 1 and f"Give a run that has some, e.g. dew explain {tmp_path / 'mine'}\n" in err
 
 
 def test_explain_names_the_runs_of_a_lab_that_have_records(dew, tmp_path):
@@ -234,7 +243,7 @@ def test_explain_names_the_runs_of_a_lab_that_have_records(dew, tmp_path):
     write_records(tmp_path / "t" / "dew-seed0", 1, [group()])
     for given in (tmp_path, tmp_path / "t" / "dew-seed1"):
         code, _, err = dew("explain", given)
-        assert code == 1 and f"e.g. {tmp_path / 't' / 'dew-seed0'}." in err
+        assert code == 1 and f"e.g. dew explain {tmp_path / 't' / 'dew-seed0'}\n" in err
 
 
 def test_explain_ignores_advantages_that_are_null_in_the_records(dew, tmp_path):
@@ -243,7 +252,7 @@ def test_explain_ignores_advantages_that_are_null_in_the_records(dew, tmp_path):
     given = {"live": [False, True, True, True], "entropy": [null, 1.0, 2.0, null], "advantage": [null, 0.9, 0.1, null]}
     write_records(tmp_path, 1, [replace(group(), answers=[AnswerRecord(list("abcd"), True, 1.0, **given)])])
     code, out, _ = dew("explain", tmp_path)
-    assert code == 0 and "±0.900" in out and "advantage +0.100 to +0.900" in out and "largest: b +0.900" in out
+    assert code == 0 and "±0.900" in out and "advantage +0.100 to +0.900" in out and "largest: 'b' +0.900" in out
     assert "entropy 1 to 2" in out and "nan" not in out
 
 

@@ -74,6 +74,43 @@ def test_a_file_that_cannot_be_written_is_an_error_before_sampling(dew, asked, t
     assert "a-vs.json already exists" in dew("eval", "tiny", "--vs", "tiny6", "--keep", tmp_path / "a.json")[2]
 
 
+def test_answers_that_could_not_be_scored_are_scored_by_the_same_command(dew, tmp_path, monkeypatch):
+    rule, kept = tmp_path / "own rule.py", tmp_path / "a file.json"
+    words = ["eval", "tiny", "--vs", "tiny6", "--reward", f"{rule}:score", "-n", 2, "-k", 2, "--task", "countdown"]
+    rule.write_text("def score(completions, **_):\n    raise ValueError('oops')\n")
+    code, _, err = dew(*words, "--keep", kept)
+    assert code == 1 and "oops" in err and f"--keep '{kept}' does not sample them again" in err
+    assert "not a file of scores" in dew("eval", kept)[2]
+    assert "of an evaluation with other problems." in dew(*words, "-n", 3, "--keep", kept)[2]
+    rule.write_text("def score(completions, prompts, **_):\n    return [len(prompts) for _ in completions]\n")
+    monkeypatch.setattr("dew.compare.scores.sample", lambda *_: json.loads("out of memory"))
+    assert "JSONDecodeError" in dew(*words, "--keep", kept)[2]  # of the second model
+    monkeypatch.setattr("dew.compare.scores.sample", lambda *given: [[Sampled("7", 1, False)] * 2 for _ in given[2]])
+    code, _, err = dew(*words, "--keep", kept)
+    assert code == 0 and "scoring the answers that were sampled earlier" in err
+    first, second = (Scores.read(path) for path in (kept, tmp_path / "a file-vs.json"))
+    assert first["reward"].value == 4 and first.problems[0].answers[0].text != "7" == second.problems[0].answers[0].text
+
+
+def test_answers_are_not_lost_without_keep(dew, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "gettempdir", lambda: tmp_path)
+    (tmp_path / "rule.py").write_text("def score(completions, **_):\n    return [None for _ in completions]\n")
+    assert "scored none" in dew("eval", "tiny", "-n", 1, "-k", 1, "--reward", f"{tmp_path}/rule.py:score")[2]
+    (kept,) = tmp_path.glob("dew-eval-*.json")
+    assert len(json.loads(kept.read_text())["unscored"]) == 1
+
+
+def test_a_checkpoint_that_training_deletes_meanwhile_is_named(dew, tmp_path, monkeypatch):
+    checkpoint = tmp_path / "checkpoint-3"
+    shutil.copytree(TINY, checkpoint)
+    (checkpoint / "trainer_state.json").touch()
+    (tmp_path / "run.json").write_text("{}")
+    monkeypatch.setattr(command, "load_weights", lambda path: shutil.rmtree(path) or json.loads("not there"))
+    code, _, err = dew("eval", tmp_path, "--task", "countdown")
+    assert code == 1 and "checkpoint-3 was deleted while it was loaded" in err
+    assert dew("export", tmp_path, tmp_path / "to")[0] == 1
+
+
 def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     kept = tmp_path / "kept.json"
     compare.evaluate(None, None, []).write(kept)
@@ -81,8 +118,10 @@ def test_flags_without_an_effect_are_refused(dew, asked, tmp_path):
     for flag, value in (("--task", "gsm8k"), ("--temperature", 0.5), ("--options", "{seed: 1}"), ("-k", 16)):
         assert f"error: {flag}: no effect on answers read from a file" in dew("eval", kept, flag, value)[2]
     assert len(asked) == 1
+    assert dew("eval", "tiny6")[0] == 0 and asked.pop()["problems"].numbers == 6  # what it has learned
     assert dew("eval", "tiny", "--options", "{greedy: true, batch_size: 8}")[0] == 0
     assert asked[-1]["greedy"] is True and asked[-1]["batch_size"] == 8
+    assert "threshold: no effect on the verifier countdown" in dew("eval", "tiny", "--options", "{threshold: 0}")[2]
 
 
 def test_a_second_model_that_does_not_exist_is_an_error_before_sampling(dew, asked):

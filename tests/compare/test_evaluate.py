@@ -1,6 +1,7 @@
 """Scores and their intervals, from hand-made verdicts."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -115,5 +116,7 @@ def test_a_column_that_the_reward_needs_is_missed_before_sampling():
 
 
 def test_all_invalid_settings_are_listed():
-    with pytest.raises(ConfigError, match=r"(?s)k=0.*tokens=1.5.*batch_size=0.*temperature=0.*top_p=2"):
-        Sampling(k=0, temperature=0, top_p=2, max_new_tokens=1.5, batch_size=0)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"(?s)k=0.*tokens=-1.*batch_size=0.*temperature=nan.*top_p=2.*seed=-1"):
+        Sampling(k=0, temperature=math.nan, top_p=2, max_new_tokens=-1, batch_size=0, seed=-1)
+    with pytest.raises(ConfigError, match=r"(?s)k=True is not a whole.*greedy=1 is not true.*seed=0.5 is not a whole"):
+        Sampling(k=True, greedy=1, seed=0.5)  # type: ignore[arg-type]

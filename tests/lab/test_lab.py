@@ -337,7 +337,9 @@ def test_arms_from_text():
     assert arms[2].placebo == arms[4].label == "gtpo(placebo=True,pool=joint,alpha2=0.5)"
     assert arms[5].algorithm.entropy_clip == (0.1, 2.0)
     assert all(get_algorithm(arm.label) == arm.algorithm for arm in arms)
-    assert len(parse_arms(["dapo", "gtpo", "dapo"], [1e-4], controls=False)) == 2
+    with pytest.raises(ConfigError, match=r"arm 'dapo\(clip_low=0.2\)@1e-4': the same as 'dapo'\."):
+        parse_arms(["dapo", "gtpo", "dapo(clip_low=0.2)@1e-4"], [1e-4])
+    assert len(parse_arms(["dapo", "dapo@2e-4"], [1e-4, 1e-4])) == 2
     soft = parse_arms(["gtpo(overlong=soft,overlong_buffer=64)"], [1e-4])  # the budget is the task's, not known here
     assert [bool(arm.placebo) for arm in soft] == [True, False, False]
 

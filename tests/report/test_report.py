@@ -423,6 +423,10 @@ def test_only_comparable_runs_are_paired() -> None:
     """Of the same seed, length and model; two runs of one seed count as their mean."""
     grpo, dapo = ([run_with(f"{a}{s}", a, s, x) for s in range(3)] for a, x in (("grpo", 0.5), ("dapo", 0.7)))
     assert pairs_of([*grpo, *dapo, run_with("again", "dapo", 0, 0.9)]) == {("dapo", "grpo"): (0.3, 0.2, 0.2)}
+    unequal = content_of([*grpo, *dapo[:2]])
+    assert unequal["headline"].endswith("dapo (2 runs) 70% to 70% solved, grpo (3 runs) 50%")
+    assert "over the seeds that it shares with the baseline: 2 of dapo." in unequal["findings"][1]["text"]
+    assert "(3 runs)" not in content_of([*grpo, *dapo])["headline"]
     failed = replace(dapo[0], metrics=dapo[0].metrics[:4])
     assert pairs_of([*grpo, failed, *dapo[1:]]) == {("dapo", "grpo"): (0.2, 0.2)}
     assert "The runs have 3 to 9 steps" in content_of([*grpo, failed])["findings"][0]["text"]

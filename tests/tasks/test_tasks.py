@@ -139,7 +139,7 @@ def test_byte_order_mark_and_other_line_separators(tmp_path):
         (lambda: task("countdown", colour=3), "Choose one of: numbers, largest, ceiling"),
         (lambda: task("countdown", numbers=1), "a step takes two numbers"),
         (lambda: task("countdown", largest=200), "largest ≤ ceiling"),
-        (lambda: task("countdown", numbers="three"), "Task countdown: {'numbers': 'three'} cannot be used"),
+        (lambda: task("countdown", numbers="three"), "countdown numbers='three' is not a whole number"),
         (lambda: task("gsm8k", template=5), "Task gsm8k: {'template': 5} cannot be used"),
         (lambda: Countdown(numbers=2, largest=3).rows(9, split="held_out"), "no held-out problems exist"),
         (lambda: Countdown().rows(1, split="test"), "'train' and 'held_out'"),

@@ -149,6 +149,9 @@ def test_the_nearest_settings_fit(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=factors) as error:
         tiny.config(tmp_path, **sizes)
     assert error.value.problems[0].remedy == "Nearest that fit: per_device_train_batch_size=8; num_generations=18."
+    sizes |= {"per_device_train_batch_size": 16, "per_device_eval_batch_size": 20, "eval_strategy": "steps"}
+    with pytest.raises(ConfigError, match=r"eval_batch_size=20 x 2 processes: .* groups of 16.*that fit: 16 or 24. Or"):
+        tiny.config(tmp_path, **sizes, eval_steps=1)
 
 
 # ── data, rewards and models ──────────────────────────────────────────────────────────────────────────────

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args, get_origin
 
-from dew.algorithms.base import Algorithm, Part, Whose, type_hints
+from dew.algorithms.base import Algorithm, Part, Whose
 from dew.algorithms.baselines import (
     CISPO,
     DAPO,
@@ -37,7 +37,7 @@ from dew.algorithms.credit import give_credit
 from dew.algorithms.entropy_weighted import DEW, GRPOS, GTPO
 from dew.algorithms.token_weighted import FIPO, OTB, STARE, STEER, ClipCov, EntropyAdvantage, ForkingTokens, KLCov
 from dew.algorithms.user_rules import guard, limited
-from dew.errors import ConfigError, Problem, did_you_mean, unknown, user_line
+from dew.errors import ConfigError, Problem, did_you_mean, type_hints, unknown, user_line
 
 __all__ = [
     "CISPO", "DAPO", "DEFAULT_ALGORITHM", "DEW", "DPPO", "ENGINE_ALGORITHM", "FIPO", "GEPO", "GMPO", "GRPO", "GRPOS",

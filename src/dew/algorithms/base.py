@@ -8,19 +8,17 @@ An engine calls these two methods and does not know which algorithm it runs. `GT
 other setting is explicit.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from math import inf
-from types import UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor
 
 from dew.checks import unmet
 from dew.credit import group_overlong, group_relative, has_signal, soft_overlong
-from dew.errors import ConfigError, Problem, ShapeError
+from dew.errors import ConfigError, Problem, ShapeError, type_hints, wrong_types
 from dew.losses import Ratio, Reduce, Surrogate, policy_loss
 from dew.rollouts import Rollouts
 
@@ -251,22 +249,6 @@ class Algorithm:
 def spread(per_answer: Tensor, rollouts: Rollouts) -> Tensor:
     """(P, G) -> (P, G, T): the same value at each live token of an answer, 0 elsewhere."""
     return torch.where(rollouts.mask, per_answer.unsqueeze(-1), 0)
-
-
-type_hints: Callable[[type], dict[str, Any]] = cache(get_type_hints)
-TYPE_NAMES: dict[Any, str] = {float: "a number", int: "a whole number", bool: "true or false", type(None): "null"}
-
-
-def wrong_types(settings: Any) -> list[str]:
-    """Errors for settings whose type is not the annotated one; they may come from a file or the command line."""
-    found = []
-    for name, hint in type_hints(type(settings)).items():
-        value = getattr(settings, name, None)
-        kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        right = type(value) in kinds or (float in kinds and type(value) is int)
-        if all(kind in TYPE_NAMES for kind in kinds) and not right:
-            found.append(f"{name}={value!r} is not {' or '.join(TYPE_NAMES[kind] for kind in kinds)}.")
-    return found
 
 
 def _wrong_choices(settings: Algorithm) -> list[str]:

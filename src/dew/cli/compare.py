@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,12 +21,11 @@ from dew.cli.app import app
 from dew.cli.console import out, show_markdown
 from dew.cli.flags import PASS_ON, Typed, Untrusted, load_run, mapping
 from dew.cli.runs import Child, followed, run_all
-from dew.errors import ConfigError, Problem, unknown
+from dew.errors import ConfigError, Problem, quoted, unknown
 from dew.files import write_atomically
 from dew.rewards.process import cores
 from dew.run.config import Run, to_yaml
 from dew.run.folder import RunFolder, lock
-from dew.run.permission import check_permission
 from dew.run.records import finite
 
 if TYPE_CHECKING:
@@ -59,13 +58,18 @@ def compare(
     Differences from the first algorithm are paired by seed. Other flags are settings of every run: `--max_steps 100`.
     Re-run the same command to resume: finished runs are kept, interrupted ones are resumed.
     """
+    words = [*takewhile(lambda word: not word.startswith("-"), context.args)]
+    if words and not recipe.is_dir():
+        remedy = f"Write --algorithms {quoted(','.join(words))}."
+        raise ConfigError(Problem(f"{' '.join(words)}: not understood.", remedy=remedy))
     run, typed = load_run(recipe, context.args)
     run = without_per_run(run, typed)
-    from dew.engines.trl.launch import check_names
-
-    check_names(run, typed)
-    check_permission(run, typed, untrusted)
     names = _algorithms(algorithms, run.algorithm_settings)
+    from dew.engines.trl.launch import parse
+
+    for algorithm in names.values():  # on the CPU, because the GPU is for the runs
+        own = {"algorithm": algorithm, "use_cpu": True}
+        parse(replace(run, settings=run.settings | own), typed | dict.fromkeys(own, ""), untrusted=untrusted)
     from dew.compare import compare_runs
     from dew.compare.verdicts import summary
     from dew.report import build
@@ -137,7 +141,7 @@ def train_grid(
     total, at_once = len(cells), f", {min(parallel, len(todo))} at a time" if todo else ""
     out.print(f"{total} run{'s' * (total > 1)}: {total - len(todo)} finished, {len(todo)} to do{at_once}")
     if todo and not every:
-        out.print(f"To follow them: dew view {folder}")
+        out.print(f"To follow them: dew view {quoted(folder)}")
     numbers = count(total - len(todo) + 1)
 
     def ended(child: Child) -> None:
@@ -225,7 +229,7 @@ def lab(
     write_atomically(folder / "summary.md", f"{text}\n".encode())
     out.print()
     show_markdown(text)
-    out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {folder}")
+    out.print(f"\n{folder / 'summary.md'}\nA page with curves and tokens: dew report {quoted(folder)}")
 
 
 def _settings(given: dict[str, Any], model: str | None, quick: bool) -> Any:
@@ -287,4 +291,4 @@ def _benchmark(
     whole = f"{text}{benchmark.table([*others, *own])}\n\n{benchmark.ABOUT}\n"
     write_atomically(folder / "benchmark.md", whole.encode())
     show_markdown(text + benchmark.table(own))
-    out.print(f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves: dew report {folder / 'stage2'}")
+    out.print(f"\nAll rules: {folder / 'benchmark.md'}\nA page with curves: dew report {quoted(folder / 'stage2')}")

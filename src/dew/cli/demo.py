@@ -19,7 +19,7 @@ from dew.cli.compare import train_grid, without_per_run
 from dew.cli.console import out, show_markdown
 from dew.cli.flags import recipe_file, recipe_files
 from dew.cli.runs import clock
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, quoted
 from dew.rewards.process import cores
 from dew.run.config import read_run
 from dew.run.folder import lock
@@ -57,7 +57,7 @@ def demo(
     out.print(f"Report (open in a browser): {page.resolve()}")
     _heading("Next")
     for words, what in (
-        (f"dew explain {results[-1].folder}", "the credit of one group, token by token"),
+        (f"dew explain {quoted(str(results[-1].folder))}", "the credit of one group, token by token"),
         (f"dew compare {RECIPE} --algorithms {BASELINE},{RULE}", "five seeds of each, paired"),
         (f"dew recipes copy {RECIPE} my.yaml", "a config to edit, then: dew train my.yaml"),
     ):
@@ -131,4 +131,4 @@ def copy(
     if target.exists():
         raise ConfigError(Problem(f"{target} already exists.", remedy="Choose another file name."))
     shutil.copyfile(source, target)
-    out.print(f"{target}\nNext: dew train {target} --dry-run")
+    out.print(f"{target}\nNext: dew train {quoted(target)} --dry-run")

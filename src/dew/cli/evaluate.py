@@ -1,26 +1,31 @@
 """`dew eval`: mean@k, pass@k and maj@k of one or two models. `dew export`: save a run's model for other tools."""
 
 import json
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
+from tempfile import gettempdir
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from uuid import uuid4
 
 import typer
 
 from dew import rewards, tasks
 from dew.cli.app import app
-from dew.cli.console import out, print_json, show_markdown
+from dew.cli.console import err, out, print_json, show_markdown
 from dew.cli.flags import mapping
 from dew.cli.train import merge_command
-from dew.errors import ConfigError, Problem, loading, unknown
+from dew.errors import ConfigError, Problem, loading, quoted, unknown
 from dew.files import stay_inside, try_writing
 from dew.rewards.user_function import is_user_function
 from dew.rewards.verifiers import FORMATS, has_verifier
 from dew.run.config import Run, find_model, flat, make_run, read_run, read_yaml
 from dew.run.folder import RunFolder, make_folder
 from dew.run.models import check_model
+from dew.tasks.games import PLAYS
 from dew.tasks.rows import first_columns
 
 if TYPE_CHECKING:
@@ -50,6 +55,7 @@ def evaluate_(
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name: context.params[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
     from dew import compare as ev
+    from dew.compare.scores import read_unscored
 
     sampling, threshold = _sampling(given, options)
     names = [name for name in (model, vs) if name is not None]
@@ -62,36 +68,46 @@ def evaluate_(
     elif unused := sorted(given.keys() - {"model", "vs", "as_json"}):
         flags = ", ".join("-k" if name == "k" else f"--{name.replace('_', '-')}" for name in unused)
         raise ConfigError(Problem(f"{flags}: no effect on answers read from a file.", remedy="Remove it."))
-    files = [] if keep is None else [keep, Path(f"{keep.parent / keep.stem}-vs{keep.suffix}")][: len(names)]
+    first = keep or Path(gettempdir(), f"dew-eval-{uuid4().hex[:8]}.json")
+    files = [first, Path(f"{first.parent / first.stem}-vs{first.suffix}")][: len(names)]
     for file in files:  # before sampling, which may take hours
         try_writing(file.parent)
-        if file.exists():
-            raise ConfigError(Problem(f"{file} already exists.", remedy="Name a new file."))
+        read_unscored(file)
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
-    scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), **how) for name in names]
-    for scored, file in zip(scores, files, strict=False):
+    scores = list[ev.Scores]()
+    try:
+        for name, file in zip(names, files, strict=True):
+            scores.append(kept.get(name) or ev.evaluate(*load_model(name, engine), keep=file, **how))
+    except BaseException:
+        for scored, file in zip(scores, files, strict=False):
+            scored.write_unscored(file)
+        if first.exists():
+            keeping = f"the same command with --keep {quoted(first)} does not sample them again"
+            err.print(f"The sampled answers are in {first}: {keeping}.")
+        raise
+    for scored, file in zip(scores, files, strict=True) if keep else ():
         scored.write(file)
     _show(scores, names, left_out or not scores[0].of_train, as_json)
 
 
-def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, Any], float]:
-    """Return the settings of `Sampling` given as flags or in --options, and the threshold of a reward."""
+def _sampling(given: Mapping[str, Any], options: str | None) -> tuple[dict[str, Any], float | None]:
+    """Return the settings of `Sampling` given as flags or in --options, and the threshold of a reward if given."""
     from dew.compare import Sampling
 
     known = [field.name for field in fields(Sampling)]
     more = mapping(options, "--options", "{top_p: 0.9}")
     for name in more.keys() - {*known, "threshold"}:
         raise ConfigError(unknown(f"--options: {name!r} is not known.", name, [*known, "threshold"]))
-    if not all(isinstance(value, int | float) for value in more.values()):
-        raise ConfigError(f"--options {options}: every value must be a number.")
+    if not all(isinstance(value, int | float) and math.isfinite(value) for value in more.values()):
+        raise ConfigError(f"--options {options}: every value must be a number, or true or false for greedy.")
     sampling = {name: value for name, value in {**given, **more}.items() if name in known}
     Sampling(**sampling)
-    return sampling, more.get("threshold", 0.5)
+    return sampling, more.get("threshold")
 
 
 def _plan(
-    models: Sequence[str], task: str | None, settings: str | None, reward: str | None, threshold: float,
+    models: Sequence[str], task: str | None, settings: str | None, reward: str | None, threshold: float | None,
     problems: int | None, sampling: dict[str, Any], like: "Scores | None",
 ) -> tuple[bool, dict[str, Any]]:  # fmt: skip
     """Return whether all models are from runs that held these problems out, and the arguments of `evaluate`.
@@ -110,12 +126,17 @@ def _plan(
             what = f"{unknown_task[0]}: no task to evaluate it on."
             raise ConfigError(Problem(what, remedy="Add --task: a file, a data set such as gsm8k, or countdown."))
         chosen = "countdown"
-    given = mapping(settings) or run.task_settings
+    learned = PLAYS.get(models[0], {}) if chosen == "countdown" and not run.task else {}
+    given = mapping(settings) or run.task_settings or learned
     own = reward is not None and is_user_function(reward)
     if own and Path(chosen).exists() and "answer" not in {*given, *first_columns(chosen)}:
         given = {**given, "answer": ""}  # the reward does not need gold answers
     source = tasks.task(chosen, **given)
     judge = _judge(source, run, reward)
+    if threshold is not None and isinstance(judge, rewards.Verifier):
+        what = f"threshold: no effect on the verifier {judge.name}, which decides itself whether an answer is correct."
+        raise ConfigError(Problem(what, remedy="Remove it. It is for a reward function (--reward file.py:function)."))
+    threshold = 0.5 if threshold is None else threshold
     length = max(run.settings.get("max_completion_length") or 0 for run in runs.values()) or 128
     sampling = {"max_new_tokens": length, **(asdict(like.sampling) if like else {}), **sampling}
     if like is not None:
@@ -181,7 +202,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
         path = used if is_user_function(used) or used in FORMATS else f"trl.rewards:{used}"
         threshold = run.algorithm_settings.get("threshold", 0.5)
         more = f" --options '{{threshold: {threshold}}}'" if threshold != 0.5 else ""
-        remedy = f"To score as in the run, add --reward {path}{more}, which runs that code."
+        remedy = f"To score as in the run, add --reward {quoted(path)}{more}, which runs that code."
     raise ConfigError(Problem(f"The task {source.name} has no verifier.", remedy=remedy))
 
 
@@ -235,7 +256,9 @@ def export(
     make_folder(to)
     if any(to.iterdir()):
         raise ConfigError(Problem(f"{to} is not empty.", remedy="Choose a new folder."))
-    for part in (load_tokenizer(str(source))[1], load_weights(source)):
+    with noticing_deletion(source):
+        parts = load_tokenizer(str(source))[1], load_weights(source)
+    for part in parts:
         part.save_pretrained(str(to))
     out.print(f"Model: {to}")
 
@@ -245,22 +268,36 @@ def load_model(name: str, engine: str = "transformers") -> tuple[Any, Any]:
 
     On a GPU, float32 weights are sampled in bfloat16, as in mixed-precision training. On a CPU, sampling is in float32.
     """
-    path, tokenizer = load_tokenizer(name, engine)
-    import torch
+    with noticing_deletion(RunFolder(tasks.model_folder(name)).model()):
+        path, tokenizer = load_tokenizer(name, engine)
+        import torch
 
-    from dew.compare import load_vllm
-    from dew.compare.sampling import with_template_settings
-    from dew.decoding import SamplingCopy
+        from dew.compare import load_vllm
+        from dew.compare.sampling import with_template_settings
+        from dew.decoding import SamplingCopy
 
-    tokenizer = with_template_settings(tokenizer, _run_of(name).settings.get("chat_template_kwargs"))
-    cpu = not torch.cuda.is_available()  # few CPUs support bfloat16
-    if engine == "vllm":
-        return load_vllm(str(path), dtype="float32" if cpu else "auto"), tokenizer
-    model = load_weights(path).requires_grad_(False)
+        tokenizer = with_template_settings(tokenizer, _run_of(name).settings.get("chat_template_kwargs"))
+        cpu = not torch.cuda.is_available()  # few CPUs support bfloat16
+        if engine == "vllm":
+            return load_vllm(str(path), dtype="float32" if cpu else "auto"), tokenizer
+        model = load_weights(path).requires_grad_(False)
     if cpu:
         return model.float(), tokenizer
     cast = torch.bfloat16 if model.dtype == torch.float32 else None
     return SamplingCopy(model.to("cuda"), cast).model, tokenizer
+
+
+@contextmanager
+def noticing_deletion(folder: Path | None) -> Iterator[None]:
+    """Say so if files of this model were deleted while it was loaded: training keeps only the newest checkpoints."""
+    files = [] if folder is None else [*folder.iterdir()]
+    try:
+        yield
+    except Exception:
+        if all(file.exists() for file in files):
+            raise
+        why, remedy = "Training keeps only the newest checkpoints.", "Repeat the command with the run's folder."
+        raise ConfigError(Problem(f"{folder} was deleted while it was loaded.", why, remedy)) from None
 
 
 def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
@@ -276,7 +313,7 @@ def load_tokenizer(name: str, engine: str = "transformers") -> tuple[Path, Any]:
     adapter, source = path / "adapter_config.json", str(path)
     if engine == "vllm" and adapter.is_file():
         what = f"{name}: LoRA weights must be merged for vLLM."
-        raise ConfigError(Problem(what, remedy=f"Run `dew export {name} FOLDER`, then evaluate FOLDER."))
+        raise ConfigError(Problem(what, remedy=f"Run `dew export {quoted(name)} FOLDER`, then evaluate FOLDER."))
     with loading("model", name, (OSError, ValueError, LookupError, TypeError)):
         if adapter.is_file() and not any(path.glob("tokenizer*")):
             source = find_model(str(json.loads(adapter.read_bytes())["base_model_name_or_path"]), str(adapter))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, Problem, did_you_mean, quoted
 from dew.rewards.user_function import is_user_function
 from dew.run.config import Run, Settings, flat, make_run, merged, parse_yaml, read_run
 
@@ -41,7 +41,7 @@ def recipe_file(name: str, kind: str = "recipe") -> Path:
 def load_run(config: Path, words: Sequence[str]) -> tuple[Run, Typed]:
     """Load a file or a bundled recipe with settings from the command line; return the run and these settings."""
     if config.is_dir():
-        advice = f"Give a YAML file or a recipe. To resume: dew resume {config}; to compare runs: dew report RUN RUN"
+        advice = f"Give a file or a recipe. To resume: dew resume {quoted(config)}; to compare runs: dew report RUN RUN"
         raise ConfigError(Problem(f"{config} is a folder, not a config file.", remedy=advice))
     run = read_run(config if config.exists() else recipe_file(str(config), "config file or recipe"))
     if "actor_rollout_ref" in run.settings:

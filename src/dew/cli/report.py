@@ -14,7 +14,7 @@ from rich.text import Text
 
 from dew.cli.app import app
 from dew.cli.console import by_credit, out, printable
-from dew.errors import ConfigError, Problem, RecordError
+from dew.errors import ConfigError, Problem, RecordError, quoted
 from dew.files import stay_inside
 from dew.run.folder import RunFolder
 from dew.run.records import GroupRecord, read_records, record_path
@@ -104,11 +104,11 @@ def _read(source: Path, step: int | None) -> list[GroupRecord]:
     if not files:
         of_lab = RunFolder(source).run().get("engine") == "lab"  # which records the first seed
         inside = run_folders(source.parent if of_lab else source)
-        runs = [str(run) for run in inside if RunFolder(run).record_files()][:3]
+        runs = [run for run in inside if RunFolder(run).record_files()]
         if not runs:
             read_run(source, 0)  # an error if it is not a run
         remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
-        remedy = f"Give a run that has some, e.g. {', '.join(runs)}." if runs else remedy
+        remedy = f"Give a run that has some, e.g. dew explain {quoted(runs[0])}" if runs else remedy
         raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
     groups, _, damaged = read_sample(files)
     if not groups:
@@ -142,7 +142,7 @@ def _show_group(group: GroupRecord) -> None:
         # Significant digits: in wrong answers, 1/H of small entropies matters.
         if a.entropy and (H := _known(a.entropy, live)):
             most = max(compress(range(len(credit)), live), key=lambda t: abs(credit[t]))
-            largest = f"   largest: {printable(a.tokens[most])} {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"
+            largest = f"   largest: '{printable(a.tokens[most])}' {credit[most]:+.3f}, entropy {a.entropy[most]:.3g}"
             out.print(Text(f"  entropy {min(H):.3g} to {max(H):.3g}{largest * (len(set(credit)) > 1)}", style="dim"))
         shown, left_out = [*zip(a.tokens, credit, flipped, strict=True)], len(credit) - 2 * ENDS
         if left_out > 0:

@@ -11,7 +11,7 @@ from dew.cli.app import app
 from dew.cli.console import out, printable
 from dew.cli.flags import PASS_ON, Untrusted, load_run
 from dew.cli.runs import Child, RunView, followed, run_all
-from dew.errors import ConfigError, EngineError, Problem
+from dew.errors import ConfigError, EngineError, Problem, quoted
 from dew.files import stay_inside, sweep, write_atomically
 from dew.run.config import OWN_KEYS, Run, read_run, read_yaml, to_yaml
 from dew.run.folder import VERLS_LATEST, RunFolder, claim, is_main_process, lock
@@ -128,13 +128,13 @@ def _train_on_trl(parsed: "Parsed", *, resume: bool) -> None:
             status = launch(parsed, trainer, resume=resume, say=out.print)
     except Exception:
         if any(folder.glob("checkpoint-*")):
-            out.print(f"A checkpoint is kept. Resume with: dew resume {folder}")
+            out.print(f"A checkpoint is kept. Resume with: dew resume {quoted(folder)}")
         raise
     if not is_main_process:
         return
     if status == "stopped":
         saved = "with" if any(folder.glob("checkpoint-*")) else "without"
-        out.print(f"Stopped at step {view.step} {saved} a checkpoint. Resume with: dew resume {folder}")
+        out.print(f"Stopped at step {view.step} {saved} a checkpoint. Resume with: dew resume {quoted(folder)}")
         return
     out.print(f"Done: {folder}\nModel: {folder / 'model'}\nReport (open in a browser): {build([folder])}")
 
@@ -186,7 +186,8 @@ def resume_on_verl(folder: Path, changed: dict[str, Any], untrusted: bool) -> No
         out.print(f"{folder} is finished.\n{_next_steps(launch, folder)}")
         return
     if not (Path(launch["trainer.default_local_dir"]) / VERLS_LATEST).is_file():
-        advice = f"Start again with a smaller save_steps: dew train {folder / VERL_CONFIG} --output_dir NEW_FOLDER."
+        again = f"dew train {quoted(folder / VERL_CONFIG)} --output_dir NEW_FOLDER"
+        advice = f"Start again with a smaller save_steps: {again}"
         raise EngineError(Problem(f"{folder}: verl has written no checkpoint yet.", remedy=advice))
     _require_verl()
     with lock(folder):
@@ -221,7 +222,7 @@ def _train_on_verl(launch: "Launch", folder: Path) -> None:
     notes = "".join(f"Note: {note}.\n" for note in launch.notes)
     out.print(f"{launch.algorithm.name} on verl: {launch.batches}\n{notes}{where}")
     RunFolder(folder).write_run({"status": "running", "engine": "verl"})
-    status, advice = "failed", f"If verl has saved a checkpoint, resume from it with: dew resume {folder}"
+    status, advice = "failed", f"If verl has saved a checkpoint, resume from it with: dew resume {quoted(folder)}"
     try:
         with followed([child.view]):
             run_all([child], 1, advice=advice)
@@ -236,11 +237,12 @@ def _train_on_verl(launch: "Launch", folder: Path) -> None:
 
 def _next_steps(launch: "Launch", folder: Path) -> str:
     merge = merge_command(Path(launch["trainer.default_local_dir"]), folder)
-    return f"Report: dew report {folder}\nModel: {merge}"
+    return f"Report: dew report {quoted(folder)}\nModel: {merge}"
 
 
 def merge_command(checkpoints: Path, folder: Path) -> str:
     latest = checkpoints / VERLS_LATEST
     step = latest.read_text().strip() if latest.is_file() else "N"
     shards = checkpoints / f"global_step_{step}" / "actor"
-    return f"python -m verl.model_merger merge --backend fsdp --local_dir {shards} --target_dir {folder}/model"
+    places = f"--local_dir {quoted(shards)} --target_dir {quoted(folder / 'model')}"
+    return f"python -m verl.model_merger merge --backend fsdp {places}"

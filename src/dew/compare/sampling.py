@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
-from dew.errors import ConfigError, EngineError, Problem
+from dew.errors import ConfigError, EngineError, Problem, wrong_types
 from dew.tasks.rows import is_prompt
 
 
@@ -27,14 +28,17 @@ class Sampling:
 
     def __post_init__(self) -> None:
         counts = {"k": self.k, "max_new_tokens": self.max_new_tokens, "batch_size": self.batch_size}
-        given = {name: n for name, n in counts.items() if n is not None and not (isinstance(n, int) and n >= 1)}
-        wrong = [f"{name}={n}: must be a whole number of at least 1." for name, n in given.items()]
-        if self.temperature <= 0:
-            wrong.append(f"temperature={self.temperature}: must be above 0. For temperature 0, use greedy.")
-        if not 0 < self.top_p <= 1:
-            wrong.append(f"top_p={self.top_p}: must be above 0 and at most 1.")
+        wrong = wrong_types(self)
+        if not wrong:
+            wrong += [f"{name}={n}: must be at least 1." for name, n in counts.items() if n is not None and n < 1]
+            if not 0 < self.temperature < inf:
+                wrong.append(f"temperature={self.temperature}: must be above 0 and finite. For 0, use greedy.")
+            if not 0 < self.top_p <= 1:
+                wrong.append(f"top_p={self.top_p}: must be above 0 and at most 1.")
+            if not 0 <= self.seed < 2**64:
+                wrong.append(f"seed={self.seed}: must be at least 0 and below 2^64.")
         if wrong:
-            raise ConfigError([Problem(what) for what in wrong])
+            raise ConfigError(wrong)
 
     @property
     def answers(self) -> int:
@@ -94,7 +98,8 @@ def check_prompt(tokenizer: Any, prompt: Any) -> None:
         raise ConfigError(Problem(what, remedy="Convert the column to text, and remove rows without a prompt."))
     if not isinstance(prompt, str) and tokenizer.chat_template is None:
         what = "The prompts are chat messages, and the tokenizer has no chat template."
-        remedy = "Use text prompts: of a data set, with its setting {template: plain}, or qwen-boxed for Qwen's."
+        how = "`dew eval`: --settings '{template: plain}'; `dew lab`: --settings '{task_settings: {template: plain}}'"
+        remedy = f"Use a data set's problems as text, with task_settings: {{template: plain}} ({how})."
         raise ConfigError(Problem(what, remedy=remedy))
 
 

@@ -5,7 +5,8 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -33,7 +34,7 @@ SET_BY_TRL = {"prompt", "completion", "completion_ids"}
 
 def evaluate(
     model: Any, tokenizer: Any, problems: Task | Iterable[Row], verifier: Verifier | Callable[..., Any] | None = None,
-    *, n_problems: int | None = None, threshold: float = 0.5, **sampling: Any,
+    *, n_problems: int | None = None, threshold: float = 0.5, keep: Path | None = None, **sampling: Any,
 ) -> "Scores":  # fmt: skip
     """Sample answers to held-out problems and score them with the verifier that training uses.
 
@@ -41,6 +42,7 @@ def evaluate(
     `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones), or a list or data set of
     rows with a `prompt` (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`, which
     may also be a reward function as TRL calls it: an answer is correct if its reward is above `threshold`.
+    If scoring fails, the answers are written to the file `keep`; the same call then scores them without sampling.
     Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
     """
     if n_problems is not None and n_problems < 1:
@@ -58,23 +60,50 @@ def evaluate(
         verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)
     _check_columns(verifier, rows[0])
+    model_name = str(model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path)
     start = perf_counter()
-    answers = sample(model, tokenizer, [row["prompt"] for row in rows], settings)
-    seconds, k = perf_counter() - start, settings.answers
+    earlier = _sampled_earlier(keep, model_name, settings, rows) if keep else None
+    prompts = [row["prompt"] for row in rows]
+    answers, seconds = earlier or (sample(model, tokenizer, prompts, settings), perf_counter() - start)
+    of_train = isinstance(problems, Dataset) and problems.held_out is None
+    unscored = [ScoredProblem(row["prompt"], row.get("answer"), of, []) for row, of in zip(rows, answers, strict=True)]
+    found = Scores(task_name, model_name, settings, unscored, seconds, of_train, judge_name(verifier, threshold))
+    try:
+        verdicts = _verdicts(verifier, tokenizer, answers, rows, threshold)
+    except BaseException:  # also Ctrl-C
+        if keep:
+            found.write_unscored(keep)
+        raise
+    return replace(found, problems=[replace(p, verdicts=of) for p, of in zip(unscored, verdicts, strict=True)])
+
+
+def _sampled_earlier(
+    keep: Path, model: str, sampling: Sampling, rows: Sequence[Row]
+) -> tuple[list[list[Sampled]], float] | None:
+    """The answers and seconds of an evaluation that failed in scoring; None if this file does not exist."""
+    if not (found := read_unscored(keep)):
+        return None
+    keys = problem_keys((row["prompt"], row.get("answer")) for row in rows)
+    wanted = {"model": model, "sampling settings": asdict(sampling), "problems": keys}
+    if other := [what for what, value in wanted.items() if found[what] != value]:
+        what = f"{keep} has answers that are not scored yet, of an evaluation with other {' and '.join(other)}."
+        raise ConfigError(Problem(what, remedy="Repeat that evaluation, or name a new file."))
+    log.warning("%s: scoring the answers that were sampled earlier.", keep)
+    return [[Sampled(**answer) for answer in group] for group in found["unscored"]], found["seconds"]
+
+
+def _verdicts(
+    judge: Any, tokenizer: Any, answers: Sequence[Sequence[Sampled]], rows: Sequence[Row], threshold: float
+) -> list[list[Verdict]]:
+    k = len(answers[0])
     texts = [answer.text for group in answers for answer in group]
     row_of_each = [row for row in rows for _ in range(k)]
-    if isinstance(verifier, Verifier):
-        verdicts = verifier.verdicts(texts, row_of_each)
+    if isinstance(judge, Verifier):
+        verdicts = judge.verdicts(texts, row_of_each)
     else:
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        verdicts = _score_by_reward(verifier, texts, ids, row_of_each, threshold)
-    scored = [
-        ScoredProblem(row["prompt"], row.get("answer"), answers[i], verdicts[i * k : (i + 1) * k])
-        for i, row in enumerate(rows)
-    ]
-    model_name = model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path
-    of_train = isinstance(problems, Dataset) and problems.held_out is None
-    return Scores(task_name, str(model_name), settings, scored, seconds, of_train, judge_name(verifier, threshold))
+        verdicts = _score_by_reward(judge, texts, ids, row_of_each, threshold)
+    return [verdicts[i : i + k] for i in range(0, len(verdicts), k)]
 
 
 def judge_name(judge: Any, threshold: float) -> str:
@@ -196,6 +225,13 @@ class Scores:
         content = {**self.summary(), "problems": problems}
         write_atomically(Path(path), json.dumps(content, ensure_ascii=False).encode("utf-8"))
 
+    def write_unscored(self, path: Path) -> None:
+        """Write the answers without verdicts, for `evaluate(keep=path)` to score."""
+        answers = [[asdict(answer) for answer in p.answers] for p in self.problems]
+        made = {"model": self.model, "sampling settings": asdict(self.sampling), "problems": list(self.by_problem)}
+        content = {**made, "seconds": self.seconds, "unscored": answers}
+        write_atomically(path, json.dumps(content).encode())
+
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
         try:
@@ -212,8 +248,19 @@ class Scores:
         except OSError as error:
             raise ConfigError(unreadable(Path(path), error)) from None
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+            what = f"{path}: not a file of scores that `dew eval --keep` wrote."
             remedy = "To evaluate a model, give its folder; a file of problems is a --task."
-            raise ConfigError(Problem(f"{path}: not a file that `dew eval --keep` wrote.", remedy=remedy)) from None
+            raise ConfigError(Problem(what, remedy=remedy)) from None
+
+
+def read_unscored(path: Path) -> dict[str, Any]:
+    """What `write_unscored` wrote to this file; empty if there is no file. Raises if it holds something else."""
+    if not path.exists():
+        return {}
+    with suppress(ValueError):
+        if path.is_file() and "unscored" in (found := json.loads(path.read_bytes())):
+            return dict(found)
+    raise ConfigError(Problem(f"{path} already exists.", remedy="Name a new file."))
 
 
 def problem_keys(problems: Iterable[tuple[Any, Any]]) -> list[str]:

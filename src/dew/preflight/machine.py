@@ -25,7 +25,7 @@ import torch
 from packaging.version import Version
 
 from dew.engines.compat import SUPPORTED, installed, supported
-from dew.errors import loading
+from dew.errors import loading, quoted
 from dew.files import existing, try_writing
 from dew.memory import free_memory
 from dew.preflight import Check, failed, graded, guarded, ok, warning
@@ -66,7 +66,8 @@ def check_folder(folder: Path) -> Check:
         return failed("folder", says, "Choose another output_dir, or fix the permissions.")
     if folder.is_dir() and any(path.name != ".lock" for path in folder.iterdir()):
         says = f"output_dir={str(folder)!r} is not empty, so `dew train` will not use it."
-        return warning("folder", says, f"Resume (dew resume {folder}), choose another output_dir, or add --overwrite.")
+        remedy = f"Resume (dew resume {quoted(folder)}), choose another output_dir, or add --overwrite."
+        return warning("folder", says, remedy)
     return ok("folder", f"output_dir={str(folder)!r} is writable.")
 
 

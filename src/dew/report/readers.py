@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.compare.grid import read_grid
-from dew.errors import ConfigError, DewError, Problem, RecordError
+from dew.errors import ConfigError, DewError, Problem, RecordError, quoted
 from dew.files import read_whole, stay_inside
 from dew.run.config import flat, parse_yaml
 from dew.run.folder import RunFolder
@@ -81,7 +81,7 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
 def read_run(folder: Path, share: int = 1) -> Run:
     """Read the run in `folder`, one of `share` runs in a page; with 0, without its token records."""
     if folder.is_file():
-        remedy = f"Give the folder of a run. For a file of token records: dew report --records {folder}"
+        remedy = f"Give the folder of a run. For a file of token records: dew report --records {quoted(folder)}"
         raise ConfigError(Problem(f"{folder}: a file, not a folder.", remedy=remedy))
     if not folder.is_dir():
         raise ConfigError(Problem(f"{folder}: no such folder.", remedy="Give the folder of a run, such as runs/NAME."))
@@ -89,7 +89,8 @@ def read_run(folder: Path, share: int = 1) -> Run:
     if kind := _kind(folder):
         return _dew_run(folder, share) if kind == "dew" else _trl_run(folder)
     if read_grid(folder):
-        raise ConfigError(Problem(f"{folder}: no run has finished yet.", remedy=f"`dew view {folder}` waits for one."))
+        remedy = f"`dew view {quoted(folder)}` waits for one."
+        raise ConfigError(Problem(f"{folder}: no run has finished yet.", remedy=remedy))
     what = f"{folder}: not the folder of a run."
     why = "It has no run.json or metrics.jsonl (dew), and no trainer_state.json (TRL)."
     remedy = "Give a folder such as runs/NAME. For other trainers (docs/records.md): dew report --records FILE.jsonl"

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from dew.compare import Difference, corrected, paired, verdicts
 from dew.compare.grid import AREA, by_problem, main_scores, read_answers
 from dew.compare.verdicts import TITLES, listed
+from dew.errors import quoted
 from dew.report.readers import Run
 from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
@@ -165,16 +166,20 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
         names.sort(key=lambda x: {*by_name[x]["before"], *by_name[x]["after"], None} in ({0, None}, {1, None}))
     name = next(iter(names), None)
     show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
-    found = list[tuple[str, str, float]]()
+    found = list[tuple[Json, str, float]]()
+    counts = dict[str, int]()
     for arm in [*arms[1:], arms[0]] if name else ():
         both = (by_name[name][when] for when in ("before", "after"))
         before, after = ([x for i in arm["runs"] if (x := values[i]) is not None] for values in both)
         if after:
             start = f"{show(fmean(before))} to " if before and not found else ""
-            found.append((f"{arm['label']} " if len(arms) > 1 else "", start, fmean(after)))
-    texts = [f"{label}{start}{show(value)}" for label, start, value in found]
+            found.append((arm, start, fmean(after)))
+            counts[arm["label"]] = len(after)
+    each = {label: f" ({n} run{'s' * (n > 1)})" if len({*counts.values()}) > 1 else "" for label, n in counts.items()}
+    labels = [f"{arm['label']}{each[arm['label']]} " if len(arms) > 1 else "" for arm, *_ in found]
+    texts = [f"{label}{start}{show(value)}" for label, (_, start, value) in zip(labels, found, strict=True)]
     if len(found) > 4:  # the baseline and the range: to name some of the others would be a choice
-        with_baseline = found[-1][0] == f"{arms[0]['label']} "  # whether the baseline, which is last, has a value
+        with_baseline = found[-1][0] is arms[0]  # whether the baseline, which is last, has a value
         others = [value for *_, value in found[: len(found) - with_baseline]]
         text = f"{len(others)} {'others' if with_baseline else 'arms'} {show(min(others))} to {show(max(others))}"
         texts = [*texts[len(others) :], text]
@@ -229,7 +234,7 @@ def _ended(run: Run, who: str) -> Json | None:
     error = f": {run.facts['error']}" if run.facts.get("error") else "."
     folder = run.folder if run.folder and not run.folder.is_absolute() else Path(run.name)
     resumes = run.folder and any(run.folder.glob("checkpoint*"))
-    how = "trainer.train(resume_from_checkpoint=True)" if run.config is None else f"dew resume {folder}"
+    how = "trainer.train(resume_from_checkpoint=True)" if run.config is None else f"dew resume {quoted(folder)}"
     remedy = f"Resume with `{how}`." if resumes else "No checkpoint was saved: train again."
     text = f"{who}{HOW[status]} at step {_steps(run)}{f' of {of}' if of else ''}{error}"
     kind = "note" if status == "stopped" else "bad"
@@ -249,6 +254,14 @@ def _unpaired(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -
     low, high = (end((end(of) for of in steps if len(of) > 1), default=0) for end in (min, max))
     text = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
     texts = [text] if low < high else []
+
+    def seeds(arm: Json) -> set[tuple[Any, str]]:
+        return {(runs[i].facts.get("seed"), runs[i].start) for i in arm["runs"]}
+
+    shared = {arm["label"]: len(seeds(arm) & seeds(of)) for arm, of in _compared(arms) if seeds(arm) != seeds(of)}
+    if some := [f"{n} of {label}" for label, n in shared.items() if n > 1]:
+        what = "Means are over all runs of an arm, differences over the seeds that it shares with the baseline"
+        texts.append(f"{what}: {listed(some)}.")
     known = {d.arm for row in rows for d in row["differences"]}
     if alone := [arm["label"] for arm, _ in _compared(arms) if arm["label"] not in known]:
         needed = "two common seeds with the same start, or one run each with evaluated answers to the same problems"

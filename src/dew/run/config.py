@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, did_you_mean, loading, unreadable
+from dew.errors import ConfigError, Problem, did_you_mean, loading, quoted, unreadable
 from dew.files import read_whole
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import has_verifier
@@ -209,7 +209,7 @@ def loadable_model(name: str, setting: str, revision: str | None = None) -> str:
 
     found = find_model(name, setting, revision)
     if Path(found, "adapter_config.json").is_file() and not Path(found, "config.json").is_file():
-        remedy = f"Merge it with its model (`dew export {name} TO`) and train TO. In Python, pass "
+        remedy = f"Merge it with its model (`dew export {quoted(name)} TO`) and train TO. In Python, pass "
         remedy += f"PeftModel.from_pretrained(BASE, {name!r}, is_trainable=True)."
         raise ConfigError(Problem(f"{setting}: {name} is an adapter, not a whole model.", remedy=remedy))
     # A ValueError: the model needs its own code, which TRL may be allowed to run.

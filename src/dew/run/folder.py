@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from dew.errors import ConfigError, Problem, RecordError
+from dew.errors import ConfigError, Problem, RecordError, quoted
 from dew.files import read_whole, remove, sweep, sync, write_atomically
 from dew.run.records import SCHEMA, GroupRecord, Json, check_schema, read_records, to_json, try_json, write_records
 
@@ -194,7 +194,7 @@ def claim(folder: Path, overwrite: bool) -> None:
         what = f"{folder} is not empty and does not hold a run. It has {', '.join(content[:3])}."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
     if not overwrite:
-        remedy = f"Resume the run (dew resume {folder}), choose another folder, or add --overwrite."
+        remedy = f"Resume the run (dew resume {quoted(folder)}), choose another folder, or add --overwrite."
         raise ConfigError(Problem(f"{folder} already holds a run.", remedy=remedy))
 
 

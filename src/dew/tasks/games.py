@@ -13,11 +13,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from dew.errors import ConfigError, Problem, unknown
+from dew.errors import ConfigError, Problem, unknown, wrong_types
 from dew.tasks.datasets import Split, check_split, render, split_of
 from dew.tasks.rows import Row
 
-BUNDLED = {name: Path(__file__).parent / "data" / name for name in ("tiny", "tiny6")}
+PLAYS: dict[str, dict[str, Any]] = {"tiny": {}, "tiny6": {"numbers": 6, "largest": 9}}
+"""The bundled models, with the settings of the countdown that each has learned."""
+BUNDLED = {name: Path(__file__).parent / "data" / name for name in PLAYS}
 """Folders of the bundled models, each with a README.md."""
 TINY = BUNDLED["tiny"]
 MAX_SUMS = 2_000_000
@@ -46,6 +48,8 @@ class Countdown:
     name = "countdown"
 
     def __post_init__(self) -> None:
+        if wrong := wrong_types(self):
+            raise ConfigError([f"{self.name} {what}" for what in wrong])
         if self.numbers < 2:
             raise ConfigError(Problem(f"numbers={self.numbers}: a step takes two numbers.", remedy="Write 3 to 6."))
         if not 2 <= self.largest <= self.ceiling:
@@ -100,6 +104,12 @@ class Sums:
     """Whether to hold out an eighth of the training problems instead of the test problems, to tune settings on."""
 
     name = "sums"
+
+    def __post_init__(self) -> None:
+        if wrong := wrong_types(self):
+            raise ConfigError([f"{self.name} {what}" for what in wrong])
+        if self.numbers < 1 or self.largest < 1:
+            raise ConfigError(f"sums numbers={self.numbers}, largest={self.largest}: give at least 1.")
 
     def rows(self, n: int, *, split: Split = "train", seed: int = 0) -> list[Row]:
         """Return n distinct problems, or all if there are fewer, in an order that depends only on the seed."""

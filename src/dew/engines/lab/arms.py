@@ -43,6 +43,7 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     """Every arm at each learning rate, or at its own (`@RATE`). `controls` adds a control and a placebo to arms that
     weight tokens."""
     arms: dict[tuple[str, float], Arm] = {}
+    given: dict[tuple[str, float], str] = {}
     problems: list[Problem] = []
     for text in texts:
         try:
@@ -58,7 +59,11 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
             continue
         control = None if control == algorithm else control
         names = [x.label if x else None for x in (control, placebo)]
-        for rate in rates:
+        for rate in dict.fromkeys(rates):
+            if twice := given.get((algorithm.label, rate)):
+                what = f"arm {text!r}: the same as {twice!r}."
+                problems.append(Problem(what, remedy="Give each arm once. For more runs of each, use --seeds."))
+            given[algorithm.label, rate] = text
             others = [x for x in (control, placebo) if x]
             made = [Arm(algorithm.label, algorithm, rate, source, *names)]
             made += [Arm(x.label, x, rate, source if type(x) is type(algorithm) else "") for x in others]

@@ -3,8 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from dew.algorithms.base import wrong_types
-from dew.errors import ConfigError
+from dew.errors import ConfigError, wrong_types
 
 HEAD = 32
 """Width of an attention head of a small policy."""

@@ -21,6 +21,8 @@ COMPARE = {
 """What arms are compared with, and the heading of that table."""
 OTHERS = ("entropy", "length", "flipped")
 """Scores for which only means are shown, not differences."""
+LEGEND = """area: mean accuracy in training; final: accuracy at its end; entropy in nats; length in tokens;
+flipped: share of trained tokens with credit of the wrong sign."""
 
 
 def load_study(*folders: Path | str) -> list[Result]:
@@ -123,6 +125,7 @@ def _task(results: Sequence[Result], task: str) -> Iterator[str]:
         means = {s: fmean(r.scores[s] for r in runs) for s in [*scores, *OTHERS] if all(s in r.scores for r in runs)}
         rows.append([name, str(len(runs)), *(f"{means[s]:.3f}" if s in means else "" for s in [*scores, *OTHERS])])
     yield markdown_table(["arm", "seeds", *scores, *OTHERS], rows)
+    yield LEGEND
     for compare, heading in COMPARE.items():
         found = [d for score in scores for d in differences(results, task, score, compare)]
         if found and (several_rates or compare != "best"):

@@ -24,7 +24,7 @@ from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
 from dew.decoding import replaced
-from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError
+from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError, quoted
 from dew.files import read_whole, sync, write_atomically
 from dew.run.folder import MODEL_FILES, RunFolder
 from dew.run.records import try_json
@@ -95,7 +95,8 @@ def check_checkpoint(checkpoint: str, cleared: str | None = None) -> None:
         raise ConfigError(Problem(what, f"It has no {STATE}.", "Give a folder such as RUN/checkpoint-100."))
     if cleared and Path(cleared).resolve() in Path(checkpoint).resolve().parents:
         what = f"resume_from_checkpoint={checkpoint!r} is in output_dir, which a new run clears."
-        raise ConfigError(Problem(what, remedy=f"Resume the run (dew resume {cleared}), or choose another output_dir."))
+        remedy = f"Resume the run (dew resume {quoted(cleared)}), or choose another output_dir."
+        raise ConfigError(Problem(what, remedy=remedy))
 
 
 def finished(checkpoint: str, args: Any, adapter: bool) -> TrainerState | None:
@@ -230,5 +231,6 @@ def explain_full_disk(folder: Path | str) -> Iterator[None]:
             full = shutil.disk_usage(folder).free < 1 << 20
         if isinstance(error, DewError) or not full:
             raise
-        remedy = f"Free some space, then run: dew resume {folder}. save_total_limit and records_every limit its size."
+        limits = "save_total_limit and records_every limit its size."
+        remedy = f"Free some space, then run: dew resume {quoted(folder)}. {limits}"
         raise EngineError(Problem(f"{folder}: the disk is full, and the run stopped.", remedy=remedy)) from error

@@ -199,12 +199,21 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
             what = f"generation_batch_size={given} is not a multiple of {at_once}, the micro-batches of all processes."
             return [Problem(what, remedy=f"Nearest that fit: {nearest(given, at_once)}.")]
         if self.batches.fits:
-            return []
+            return self._eval_batch_problems()
         unit = G // math.gcd(G, sampled // per_device)
         sizes = [n for n in range(2, sampled + 1) if sampled % n == 0]
         remedy = f"Nearest that fit: per_device_train_batch_size={nearest(per_device, unit)}"
         remedy += f"; num_generations={min(sizes, key=lambda n: abs(n - G))}." if sizes else "."
         return [Problem(f"{self.batches}.", remedy=remedy)]
+
+    def _eval_batch_problems(self) -> list[Problem]:
+        processes, size = self.batches.processes, self.per_device_eval_batch_size
+        G = self.num_generations_eval or self.num_generations
+        if self.eval_strategy == "no" or size < 1 or size * processes % G == 0:
+            return []
+        what = f"per_device_eval_batch_size={size} x {processes} process{'es' * (processes > 1)}"
+        remedy = f"Nearest that fit: {nearest(size, G // math.gcd(G, processes))}. Or set num_generations_eval."
+        return [Problem(f"{what}: not a whole number of groups of {G}.", remedy=remedy)]
 
     def _generation_problems(self) -> list[Problem]:
         """Return problems with `generation_kwargs` that TRL ignores, or that end in wrong scores or other errors."""

@@ -27,7 +27,7 @@ from dew.engines.trl.config import DewConfig
 from dew.engines.trl.guide import Guide, MixedPolicy
 from dew.engines.trl.loss import Head, compile_layers, loss_inputs, loss_part, observe_loss, update_parts
 from dew.engines.trl.rewards import add_environments, check_rewards, checked
-from dew.errors import ConfigError, Problem
+from dew.errors import ConfigError, Problem, quoted
 from dew.run.config import loadable_model
 from dew.run.settings import algorithm_settings
 
@@ -159,7 +159,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         self._last_loaded_step = -1  # vLLM does not have the best checkpoint's weights, loaded at the same step
         held = ", ".join(f"{name} at {n} step{'s' * (n > 1)}" for name, n in self._recorder.alarms.steps.items())
         alarms = f" Alarms: {held}." if held else ""
-        logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, self.args.output_dir)
+        folder = quoted(self.args.output_dir)
+        logger.info("done at step %d.%s See: dew report %s", self.state.global_step, alarms, folder)
         return result
 
     def _say_how(self) -> None:

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
-from dew.algorithms.base import wrong_types
-from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown
+from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown, wrong_types
 from dew.run.config import flat
 from dew.run.folder import VERLS_LATEST, RunFolder
 from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
