@@ -8,11 +8,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import gallery
 import pytest
 import typer
 
 from dew.algorithms import list_algorithms
 from dew.cli.app import COMMANDS, app
+from dew.report.write import page as report_page
 from dew.run.alarms import RULES
 from dew.run.config import OWN_KEYS
 
@@ -189,3 +191,13 @@ def test_screenshots_show_the_page_as_it_is():
     script = runpy.run_path(str(ROOT / "scripts" / "screenshots.py"))
     stored = (ROOT / "docs" / "images" / "screenshots.sha256").read_text()
     assert script["digest"]() == stored.strip(), "the report has changed: run scripts/screenshots.py"
+
+
+def test_the_gallery_has_the_page_as_it_is():
+    def shell(text):  # another zlib compresses the data differently
+        return re.sub(r'id="data">.*?</script>', "", text, flags=re.DOTALL)
+
+    for path in gallery.GALLERY.glob("*.html"):
+        stored = path.read_text()
+        current = report_page(gallery.content_of(stored))
+        assert shell(current) == shell(stored), "the report has changed: run scripts/gallery.py"
