@@ -24,7 +24,7 @@ from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
 
 FIRST = b.SCORES[0]
-UNDECIDED = """**No rule is known to beat DAPO in pass@1 on a language model.** In stage 2, {rules} rules were compared
+UNDECIDED = """**No rule measured here is known to beat DAPO in pass@1 on a language model.** In stage 2, {rules} rules were compared
 with DAPO on GSM8K, each at its own learning rate and over {pairs} seeds. After Holm's correction, {ahead} better and
 {behind} worse. The learning rate changes pass@1 more than the rule does. Stage 3, which decides, is
 [not finished](#stage-3).{so_far}"""
@@ -75,7 +75,7 @@ def _counts(rows: Rows) -> str:
     of = [row.verdict for row in rows if row.verdict]
     words = zip(VERDICTS, ("win", "are level", "lose", "stay open"), strict=True)
     found = [f"{of.count(verdict) or 'none'} {text}" for verdict, text in words if verdict in (*of, "win")]
-    return f"of {len(of)} rules {listed(found)}"
+    return f"of {len(of)} rules, {listed(found)}"
 
 
 def _finished(task: str, rows: Rows) -> str:

@@ -140,7 +140,7 @@ def test_stages_follow_from_one_another_and_verdicts_from_what_was_planted(small
     without = {**runs, "stage3-A": [r for r in runs["stage3-A"] if r.arm != "gtpo"]}
     for few, about in ((without, ""), (early, "A (GSM8K) has 6 of 14 seeds; C")):
         text, images = script.page(few)
-        assert "No rule is known to beat DAPO" in text and about in text and "| win |" not in text and len(images) == 1
+        assert "No rule measured here is known" in text and about in text and "| win |" not in text and len(images) == 1
     assert not stages.better("A", early)
     unplaced = {**runs, "stage3-A": [r for r in runs["stage3-A"] if r.arm != placebo]}
     assert re.search(rf"not known to be better than a placebo: .*{re.escape(RELATIVE)}", script.page(unplaced)[0])
