@@ -127,7 +127,7 @@ def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[D
         elif "task" in row and all(row["after"][a["runs"][0]] is not None and len(a["runs"]) == 1 for a in pair):
             one, other = (answers_of(runs[arm["runs"][0]].folder) for arm in pair)
             found.append(by_problem(one, other, row["name"], **names))
-    return corrected(d for d in found if d is not None)
+    return corrected(found)
 
 
 def _compared(arms: Sequence[Json]) -> list[tuple[Json, Json]]:
