@@ -99,8 +99,10 @@ def test_answers_are_not_lost_without_keep(dew, tmp_path, monkeypatch):
     assert "scored none" in dew(*words)[2]
     (kept,) = tmp_path.glob("dew-eval-*.json")
     assert len(json.loads(kept.read_text())["unscored"]) == 1
-    rule.write_text("def score(completions, **_):\n    return [1 for _ in completions]\n")
-    assert dew(*words)[0] == 0 and [*tmp_path.glob("dew-eval-*.json")] == [kept]  # nothing is left of the second
+    files = "[*pathlib.Path(__file__).parent.glob('dew-eval-*.json')]"  # while the second answer is scored
+    rule.write_text(f"import pathlib\ndef score(completions, **_):\n    return [len({files}) for _ in completions]\n")
+    code, out, _ = dew(*words)
+    assert code == 0 and "2.000" in out and [*tmp_path.glob("dew-eval-*.json")] == [kept]
 
 
 def test_a_checkpoint_that_training_deletes_meanwhile_is_named(dew, tmp_path, monkeypatch):
