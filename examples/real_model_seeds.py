@@ -253,7 +253,7 @@ def table(content: Json) -> str:
     pairs += [(arm, control) for arm, control in controls.items() if control in trained and (arm, control) not in pairs]
     scores = [("", 0), *((name, j) for name in content["settings"]["sets"] for j in dict.fromkeys((1, k)))]
     found = [difference(runs, k, *pair, name, j) for pair in pairs for name, j in scores]
-    if differences := corrected(d for d in found if d):
+    if differences := corrected(found):
         text += [difference_table(differences), table_note(differences)]
     if trained:
         rows = []

@@ -94,10 +94,15 @@ def test_answers_that_could_not_be_scored_are_scored_by_the_same_command(dew, tm
 
 def test_answers_are_not_lost_without_keep(dew, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "gettempdir", lambda: tmp_path)
-    (tmp_path / "rule.py").write_text("def score(completions, **_):\n    return [None for _ in completions]\n")
-    assert "scored none" in dew("eval", "tiny", "-n", 1, "-k", 1, "--reward", f"{tmp_path}/rule.py:score")[2]
+    rule, words = tmp_path / "rule.py", ["eval", "tiny", "-n", 1, "-k", 1, "--reward", f"{tmp_path}/rule.py:score"]
+    rule.write_text("def score(completions, **_):\n    return [None for _ in completions]\n")
+    assert "scored none" in dew(*words)[2]
     (kept,) = tmp_path.glob("dew-eval-*.json")
     assert len(json.loads(kept.read_text())["unscored"]) == 1
+    files = "[*pathlib.Path(__file__).parent.glob('dew-eval-*.json')]"  # while the second answer is scored
+    rule.write_text(f"import pathlib\ndef score(completions, **_):\n    return [len({files}) for _ in completions]\n")
+    code, out, _ = dew(*words)
+    assert code == 0 and "2.000" in out and [*tmp_path.glob("dew-eval-*.json")] == [kept]
 
 
 def test_a_checkpoint_that_training_deletes_meanwhile_is_named(dew, tmp_path, monkeypatch):

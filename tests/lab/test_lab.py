@@ -595,7 +595,7 @@ def test_checkpoints_take_a_small_share_of_the_time(seconds, saved, easy, tmp_pa
 
     def generation(self, number):
         clock[0] += 31
-        train(self, number)
+        return train(self, number)
 
     def save(folder, task, stack, made):
         found.append(len(stack.history))
@@ -614,7 +614,7 @@ def test_a_stack_that_does_not_fit_in_memory_is_halved(easy, tmp_path, monkeypat
     def generation(self, number):
         if len(self.replicas) > fits:
             raise torch.OutOfMemoryError
-        train(self, number)
+        return train(self, number)
 
     train, fits, said = Stack.generation, 2, []
     monkeypatch.setattr(Stack, "generation", generation)

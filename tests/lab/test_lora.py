@@ -363,7 +363,7 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
         calls.append(number)
         if calls.count(2):
             raise KeyboardInterrupt
-        generation(self, number)
+        return generation(self, number)
 
     monkeypatch.setattr(Stack, "generation", interrupted)
     with pytest.raises(KeyboardInterrupt):
@@ -372,7 +372,7 @@ def test_a_study_on_a_model_is_resumed_within_a_stack(tmp_path, monkeypatch):
     edited = [Replica(replace(arm, source="edited"), 0) for arm in parse_arms(["dapo", "dew"], [1e-3])]
     kept = torch.load(tmp_path / "killed" / studies.CHECKPOINT, weights_only=False)
     assert studies._checkpoint(tmp_path / "killed", "countdown", edited, kept["made"]) is None  # of the earlier rule
-    monkeypatch.setattr(Stack, "generation", lambda self, number: (calls.append(number), generation(self, number)))
+    monkeypatch.setattr(Stack, "generation", lambda self, number: calls.append(number) or generation(self, number))
     del calls[:]
     shutil.copytree(tmp_path / "killed", tmp_path / "changed")
     run_study(tmp_path / "changed", seeds=1, settings=replace(FAST, generations=2))
@@ -390,7 +390,7 @@ def test_a_study_stops_at_its_limit(tmp_path, monkeypatch):
 
     def timed(self, number):
         clock[0] += 10
-        generation(self, number)
+        return generation(self, number)
 
     monkeypatch.setattr(Stack, "generation", timed)
     monkeypatch.setattr(studies, "time", SimpleNamespace(perf_counter=lambda: clock[0]))

@@ -75,19 +75,19 @@ def evaluate_(
         read_unscored(file)
     for name in models[1:]:
         load_tokenizer(name, engine)  # if there is no such model, fail before the first one is sampled from
-    scores = list[ev.Scores]()
+    both = list(zip(names, files, strict=True))
     try:
-        for name, file in zip(names, files, strict=True):
-            scores.append(kept.get(name) or ev.evaluate(*load_model(name, engine), keep=file, **how))
-    except BaseException:
-        for scored, file in zip(scores, files, strict=False):
-            scored.write_unscored(file)
-        if first.exists():
-            keeping = f"the same command with --keep {quoted(first)} does not sample them again"
-            err.print(f"The sampled answers are in {first}: {keeping}.")
+        scores = [kept.get(name) or ev.evaluate(*load_model(name, engine), keep=file, **how) for name, file in both]
+    except BaseException:  # also Ctrl-C
+        if sampled := [str(file) for file in files if file.exists()]:
+            again = f"the same command with --keep {quoted(first)} does not sample them again"
+            err.print(f"The sampled answers are in {' and '.join(sampled)}: {again}.")
         raise
-    for scored, file in zip(scores, files, strict=True) if keep else ():
-        scored.write(file)
+    for scored, file in zip(scores, files, strict=True):
+        if keep:
+            scored.write(file)
+        else:
+            file.unlink(missing_ok=True)
     _show(scores, names, left_out or not scores[0].of_train, as_json)
 
 

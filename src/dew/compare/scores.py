@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -42,7 +42,7 @@ def evaluate(
     `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones), or a list or data set of
     rows with a `prompt` (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`, which
     may also be a reward function as TRL calls it: an answer is correct if its reward is above `threshold`.
-    If scoring fails, the answers are written to the file `keep`; the same call then scores them without sampling.
+    The answers are written to the file `keep` before they are scored; the same call then does not sample them again.
     Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
     """
     if n_problems is not None and n_problems < 1:
@@ -61,49 +61,41 @@ def evaluate(
     settings = Sampling(**sampling)
     _check_columns(verifier, rows[0])
     model_name = str(model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path)
-    start = perf_counter()
-    earlier = _sampled_earlier(keep, model_name, settings, rows) if keep else None
-    prompts = [row["prompt"] for row in rows]
-    answers, seconds = earlier or (sample(model, tokenizer, prompts, settings), perf_counter() - start)
-    of_train = isinstance(problems, Dataset) and problems.held_out is None
-    unscored = [ScoredProblem(row["prompt"], row.get("answer"), of, []) for row, of in zip(rows, answers, strict=True)]
-    found = Scores(task_name, model_name, settings, unscored, seconds, of_train, judge_name(verifier, threshold))
-    try:
-        verdicts = _verdicts(verifier, tokenizer, answers, rows, threshold)
-    except BaseException:  # also Ctrl-C
-        if keep:
-            found.write_unscored(keep)
-        raise
-    return replace(found, problems=[replace(p, verdicts=of) for p, of in zip(unscored, verdicts, strict=True)])
-
-
-def _sampled_earlier(
-    keep: Path, model: str, sampling: Sampling, rows: Sequence[Row]
-) -> tuple[list[list[Sampled]], float] | None:
-    """The answers and seconds of an evaluation that failed in scoring; None if this file does not exist."""
-    if not (found := read_unscored(keep)):
-        return None
-    keys = problem_keys((row["prompt"], row.get("answer")) for row in rows)
-    wanted = {"model": model, "sampling settings": asdict(sampling), "problems": keys}
-    if other := [what for what, value in wanted.items() if found[what] != value]:
-        what = f"{keep} has answers that are not scored yet, of an evaluation with other {' and '.join(other)}."
-        raise ConfigError(Problem(what, remedy="Repeat that evaluation, or name a new file."))
-    log.warning("%s: scoring the answers that were sampled earlier.", keep)
-    return [[Sampled(**answer) for answer in group] for group in found["unscored"]], found["seconds"]
-
-
-def _verdicts(
-    judge: Any, tokenizer: Any, answers: Sequence[Sequence[Sampled]], rows: Sequence[Row], threshold: float
-) -> list[list[Verdict]]:
-    k = len(answers[0])
-    texts = [answer.text for group in answers for answer in group]
+    answers, seconds = _answers(model, tokenizer, rows, settings, model_name, keep)
+    k, texts = settings.answers, [answer.text for group in answers for answer in group]
     row_of_each = [row for row in rows for _ in range(k)]
-    if isinstance(judge, Verifier):
-        verdicts = judge.verdicts(texts, row_of_each)
+    if isinstance(verifier, Verifier):
+        verdicts = verifier.verdicts(texts, row_of_each)
     else:
         ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        verdicts = _score_by_reward(judge, texts, ids, row_of_each, threshold)
-    return [verdicts[i : i + k] for i in range(0, len(verdicts), k)]
+        verdicts = _score_by_reward(verifier, texts, ids, row_of_each, threshold)
+    scored = [
+        ScoredProblem(row["prompt"], row.get("answer"), answers[i], verdicts[i * k : (i + 1) * k])
+        for i, row in enumerate(rows)
+    ]
+    of_train = isinstance(problems, Dataset) and problems.held_out is None
+    return Scores(task_name, model_name, settings, scored, seconds, of_train, judge_name(verifier, threshold))
+
+
+def _answers(
+    model: Any, tokenizer: Any, rows: Sequence[Row], sampling: Sampling, name: str, keep: Path | None
+) -> tuple[list[list[Sampled]], float]:
+    """The answers and the seconds of sampling them: from the file `keep`, else new ones, which are written to it."""
+    keys = problem_keys((row["prompt"], row.get("answer")) for row in rows) if keep else []
+    made = {"model": name, "sampling settings": asdict(sampling), "problems": keys}
+    if keep and (found := read_unscored(keep)):
+        if other := [what for what, value in made.items() if found[what] != value]:
+            what = f"{keep} has answers that are not scored yet, of an evaluation with other {' and '.join(other)}."
+            raise ConfigError(Problem(what, remedy="Repeat that evaluation, or name a new file."))
+        log.warning("%s: scoring the answers that were sampled earlier.", keep)
+        return [[Sampled(**answer) for answer in group] for group in found["unscored"]], found["seconds"]
+    start = perf_counter()
+    answers = sample(model, tokenizer, [row["prompt"] for row in rows], sampling)
+    seconds = perf_counter() - start
+    if keep:
+        unscored = [[asdict(answer) for answer in group] for group in answers]
+        write_atomically(keep, json.dumps({**made, "seconds": seconds, "unscored": unscored}).encode())
+    return answers, seconds
 
 
 def judge_name(judge: Any, threshold: float) -> str:
@@ -225,13 +217,6 @@ class Scores:
         content = {**self.summary(), "problems": problems}
         write_atomically(Path(path), json.dumps(content, ensure_ascii=False).encode("utf-8"))
 
-    def write_unscored(self, path: Path) -> None:
-        """Write the answers without verdicts, for `evaluate(keep=path)` to score."""
-        answers = [[asdict(answer) for answer in p.answers] for p in self.problems]
-        made = {"model": self.model, "sampling settings": asdict(self.sampling), "problems": list(self.by_problem)}
-        content = {**made, "seconds": self.seconds, "unscored": answers}
-        write_atomically(path, json.dumps(content).encode())
-
     @classmethod
     def read(cls, path: str | Path) -> "Scores":
         try:
@@ -254,7 +239,7 @@ class Scores:
 
 
 def read_unscored(path: Path) -> dict[str, Any]:
-    """What `write_unscored` wrote to this file; empty if there is no file. Raises if it holds something else."""
+    """What `evaluate` kept in this file before scoring; empty if there is no file. Raises if it is another file."""
     if not path.exists():
         return {}
     with suppress(ValueError):
@@ -266,7 +251,7 @@ def read_unscored(path: Path) -> dict[str, Any]:
 def problem_keys(problems: Iterable[tuple[Any, Any]]) -> list[str]:
     """A key for each (prompt, gold answer); repeated problems are numbered."""
     keys, seen = [], Counter[str]()
-    for text in map(json.dumps, problems):
+    for text in (json.dumps(problem, default=str) for problem in problems):
         seen[text] += 1
         keys.append(f"{seen[text]} {text}")
     return keys

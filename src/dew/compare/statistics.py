@@ -181,9 +181,10 @@ def paired(
     return Difference(task, arm, baseline, score, unit, len(both), by_pair, found.value, found.low, found.high, p, p)
 
 
-def corrected(differences: Iterable[Difference]) -> list[Difference]:
-    """Set `holm` of each difference, correcting over those with the same task, score and unit."""
-    found = list(differences)
+def corrected(differences: Iterable[Difference | None]) -> list[Difference]:
+    """Set `holm` of each difference, correcting over those with the same task, score and unit. None (no pairs) is left
+    out."""
+    found = [d for d in differences if d is not None]
     families: dict[tuple[str, str, str], list[int]] = {}
     for i, d in enumerate(found):
         families.setdefault((d.task, d.score, d.unit), []).append(i)

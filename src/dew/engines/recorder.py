@@ -69,10 +69,9 @@ class RunLog:
             return
         self.folder.append_metrics({"step": step, "time": time.time(), **numbers})
         for alarm in self.alarms.update(step, numbers):
-            self._warn(alarm)
+            self._warn({**alarm, "remedy": renamed(alarm["remedy"], self._names)})
 
     def _warn(self, alarm: dict[str, Any]) -> None:
-        alarm["remedy"] = renamed(alarm["remedy"], self._names)
         self.folder.append_alarm(alarm)
         alarm_log.warning("step %d: %s %s", alarm["step"], alarm["message"], alarm["remedy"])
 

@@ -205,7 +205,7 @@ def differences(
     """Return the difference of each arm from the one that `pairs` names, with Holm's correction over all of them.
     `values`: those of each arm by seed."""
     found = (paired(values[a], values[b], arm=a, baseline=b, score=score) for a, b in pairs.items() if b in values)
-    return {d.arm: d for d in corrected(d for d in found if d)}
+    return {d.arm: d for d in corrected(found)}
 
 
 def _verdict(d: Difference, placebo: Difference | None, weights_tokens: bool, final: bool, alpha: float | None) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import reprlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
@@ -99,13 +100,11 @@ def read_run(folder: Path, share: int = 1) -> Run:
 
 def read_records_file(path: Path) -> Run:
     groups = read_records(path)
-    seen = set[tuple[int, int]]()
-    for group in groups:
-        if (place := (group.step, group.group)) in seen:
-            what = f"{path}: step {group.step} has more than one group {group.group}."
-            remedy = "Number the groups of a step, or leave `group` out; write a file for each run."
-            raise RecordError(Problem(what, remedy=remedy))
-        seen.add(place)
+    [((step, number), times)] = Counter((group.step, group.group) for group in groups).most_common(1)
+    if times > 1:
+        what = f"{path}: step {step} has more than one group {number}."
+        remedy = "Number the groups of a step, or leave `group` out; write a file for each run."
+        raise RecordError(Problem(what, remedy=remedy))
     kept = thin(groups, PAGE_TOKENS)
     sample = {"groups": len(kept), "of": len(groups), "files": 1, "files_of": 1}
     algorithms = sorted({group.algorithm for group in groups if group.algorithm})

@@ -127,7 +127,7 @@ def _differences(runs: Sequence[Run], arms: Sequence[Json], row: Json) -> list[D
         elif "task" in row and all(row["after"][a["runs"][0]] is not None and len(a["runs"]) == 1 for a in pair):
             one, other = (answers_of(runs[arm["runs"][0]].folder) for arm in pair)
             found.append(by_problem(one, other, row["name"], **names))
-    return corrected(d for d in found if d is not None)
+    return corrected(found)
 
 
 def _compared(arms: Sequence[Json]) -> list[tuple[Json, Json]]:
@@ -166,21 +166,22 @@ def headline(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) ->
         names.sort(key=lambda x: {*by_name[x]["before"], *by_name[x]["after"], None} in ({0, None}, {1, None}))
     name = next(iter(names), None)
     show, what = ("{:.3g}".format, "reward") if name == "reward" else ("{:.0%}".format, "solved")
-    found = list[tuple[Json, str, float]]()
-    counts = dict[str, int]()
+    found = list[tuple[Json, str, list[float]]]()
     for arm in [*arms[1:], arms[0]] if name else ():
         both = (by_name[name][when] for when in ("before", "after"))
         before, after = ([x for i in arm["runs"] if (x := values[i]) is not None] for values in both)
         if after:
-            start = f"{show(fmean(before))} to " if before and not found else ""
-            found.append((arm, start, fmean(after)))
-            counts[arm["label"]] = len(after)
-    each = {label: f" ({n} run{'s' * (n > 1)})" if len({*counts.values()}) > 1 else "" for label, n in counts.items()}
-    labels = [f"{arm['label']}{each[arm['label']]} " if len(arms) > 1 else "" for arm, *_ in found]
-    texts = [f"{label}{start}{show(value)}" for label, (_, start, value) in zip(labels, found, strict=True)]
+            found.append((arm, f"{show(fmean(before))} to " if before and not found else "", after))
+    unequal = len({len(after) for *_, after in found}) > 1
+
+    def who(arm: Json, n: int) -> str:
+        runs = f" ({n} run{'s' * (n > 1)})" * unequal
+        return f"{arm['label']}{runs} " if len(arms) > 1 else ""
+
+    texts = [f"{who(arm, len(after))}{start}{show(fmean(after))}" for arm, start, after in found]
     if len(found) > 4:  # the baseline and the range: to name some of the others would be a choice
         with_baseline = found[-1][0] is arms[0]  # whether the baseline, which is last, has a value
-        others = [value for *_, value in found[: len(found) - with_baseline]]
+        others = [fmean(after) for *_, after in found[: len(found) - with_baseline]]
         text = f"{len(others)} {'others' if with_baseline else 'arms'} {show(min(others))} to {show(max(others))}"
         texts = [*texts[len(others) :], text]
     texts[:1] = [f"{text} {what}" for text in texts[:1]]

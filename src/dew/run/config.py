@@ -18,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.events import AliasEvent
 from ruamel.yaml.representer import SafeRepresenter
 
-from dew.errors import ConfigError, Problem, did_you_mean, loading, quoted, unreadable
+from dew.errors import ConfigError, Problem, did_you_mean, loading, quoted, unreadable, wrong_types
 from dew.files import read_whole
 from dew.rewards import Verifier, verifier
 from dew.rewards.verifiers import has_verifier
@@ -152,12 +152,11 @@ def _scoring(value: Any) -> Scoring | None:
         example = "Write true, false or settings such as {problems: 128, k: 16}."
         raise ConfigError(Problem(f"scores: {value!r} is not understood.", remedy=example))
     check_keys([f"scores.{key}" for key in value], [f"scores.{f.name}" for f in fields(Scoring)])
-    types = {"temperature": (int, float), "max_new_tokens": (int, type(None))}
-    bad = {k: x for k, x in value.items() if type(x) not in types.get(k, (int,)) or (x is not None and not x > 0)}
-    if bad:
-        remedy = "Give a number above 0, and an integer except for the temperature."
-        raise ConfigError([Problem(f"scores.{key}: {x!r}.", remedy=remedy) for key, x in bad.items()])
-    return Scoring(**value)
+    found = Scoring(**value)
+    low = [f"{key}={x}: must be above 0." for key, x in vars(found).items() if isinstance(x, int | float) and not x > 0]
+    if wrong := wrong_types(found) + low:
+        raise ConfigError([f"scores.{what}" for what in wrong])
+    return found
 
 
 RENAMED = {

@@ -47,10 +47,9 @@ def parse_arms(texts: Sequence[str], learning_rates: Sequence[float], *, control
     problems: list[Problem] = []
     for text in texts:
         try:
-            own_rate = RATE.search(text)
-            rule = text[: own_rate.start()] if own_rate else text
+            rule, *own_rate = RATE.split(text)[:2]
             algorithm = get_algorithm(rule)
-            rates = _check(algorithm, [own_rate[1]] if own_rate else learning_rates)
+            rates = _check(algorithm, own_rate or learning_rates)
             source = source_digest(type(algorithm)) if ":" in rule else ""
             control = algorithm.control() if controls else None
             placebo = replace(algorithm, placebo=True) if controls and _weights_tokens(algorithm) else None

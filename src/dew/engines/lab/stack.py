@@ -61,19 +61,17 @@ class Stack:
         self.solved: list[Tensor] = []
         """(R, N) number of correct answers to each held-out problem, at each evaluation."""
         self.records: list[list[GroupRecord]] = [[] for _ in replicas]
-        self.lost: list[str] = []
-        """One sentence for each algorithm that loses differences between rewards, from the first ones that differ."""
         self._checked = False
 
-    def generation(self, number: int) -> None:
-        """Run one generation: sample, judge, give credit, update and record. `number` counts from 0."""
+    def generation(self, number: int) -> list[str]:
+        """Run one generation: sample, judge, give credit, update and record. `number` counts from 0. Of the first one
+        in which rewards differ, return a sentence for each algorithm that loses these differences."""
         s = self.settings
         problems, answers, rows = self.sample(number)
         mask, correct = answers.mask, rows["reward"] > CORRECT
-        if not self._checked and differ(rows["reward"]):
-            self._checked = True
-            found = [(team.algorithm.label, team.algorithm.graded(rows["reward"])) for team in self.teams]
-            self.lost = [f"{label}: {problem.what} {problem.why}" for label, problem in found if problem is not None]
+        checks = not self._checked and differ(rows["reward"])
+        self._checked |= checks
+        losses = [(team.algorithm.label, team.algorithm.graded(rows["reward"])) for team in self.teams if checks]
         credits = [team.credit({name: x[team.rows] for name, x in rows.items()}) for team in self.teams]
         signal, flipped = (torch.cat([credit[name] for credit in credits]) for name in ("signal", "flipped"))
         live = mask & signal.repeat_interleave(s.group_size, 1)[..., None]
@@ -93,6 +91,7 @@ class Stack:
         self.history.append(metrics)
         if number + 1 in (1, (s.generations + 1) // 2, s.generations):
             self._record(number + 1, problems, rows, credits)
+        return [f"{label}: {problem.what} {problem.why}" for label, problem in losses if problem is not None]
 
     def sample(self, number: int) -> tuple[Problems, Answers, dict[str, Tensor]]:
         """Sample a generation: problems, answers, and the fields of `Rollouts` with axes (R, P, G[, T])."""

@@ -236,9 +236,8 @@ class _Training:
             stack.load(before["state"])
         first, saved, pause = len(stack.history) + 1, began, CHECKPOINT_SECONDS
         for number in range(first, generations + 1):
-            stack.generation(number - 1)
-            while stack.lost:
-                self.say(stack.lost.pop(0))
+            for text in stack.generation(number - 1):
+                self.say(text)
             if stack.settings.evaluated(number):
                 stack.evaluate(number)
             if number * PARTS // generations > (number - 1) * PARTS // generations:

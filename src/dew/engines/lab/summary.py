@@ -97,8 +97,7 @@ def differences(
     points = by_point(results, task)
     values = {name: {r.seed: r.scores[score] for r in runs if score in r.scores} for name, runs in points.items()}
     both = pairs(results, task, compare)
-    found = [paired(values[a], values[b], arm=a, baseline=b, score=score, task=task) for a, b in both]
-    return corrected(d for d in found if d is not None)
+    return corrected(paired(values[a], values[b], arm=a, baseline=b, score=score, task=task) for a, b in both)
 
 
 def markdown(results: Sequence[Result]) -> str:

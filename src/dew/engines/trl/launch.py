@@ -73,16 +73,12 @@ def setting_fields() -> list[Field[Any]]:
     return [f for kind in CLASSES for f in fields(kind) if f.init]
 
 
-def check_names(run: Run, typed: Mapping[str, str]) -> None:
-    known = [f.name for f in setting_fields()]
-    check_keys([name for name in run.settings if name in typed], known, source="command line")
-    check_keys(run.settings, known, source=run.source or "config")
-
-
 def parse(run: Run, typed: Mapping[str, str] | None = None, *, dry: bool = False, untrusted: bool = False) -> Parsed:
     """Parse a run for TRL. `typed`: command-line settings, as text. `dry`: accept a GPU config without a GPU."""
     typed, file = typed or {}, run.source or "config"
-    check_names(run, typed)
+    known = [f.name for f in setting_fields()]
+    check_keys([name for name in run.settings if name in typed], known, source="command line")
+    check_keys(run.settings, known, source=file)
     both = f"{file} with the command line" if typed else file
     check_permission(run, typed, untrusted)
     run.set_environment()
