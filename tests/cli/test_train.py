@@ -21,7 +21,7 @@ from dew.cli import app, train
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
-from dew.run.config import make_run, read_run, to_yaml, training_rows
+from dew.run.config import make_run, read_run, to_yaml, training_rows, verifier_of
 from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 from dew.tasks.games import BUNDLED
 
@@ -44,6 +44,10 @@ def config(tmp_path):
         return tmp_path / "run.yaml"
 
     return write
+
+
+def test_a_file_named_like_a_built_in_task_does_not_get_its_verifier():
+    assert verifier_of(make_run({"task": "math.jsonl"})) is None and verifier_of(make_run({"task": "math"})) is not None
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
