@@ -300,6 +300,17 @@ def test_overwrite_deletes_a_run_and_nothing_else(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_a_run_that_failed_before_its_first_step_is_replaced(config, tmp_path, dew):
+    (tmp_path / "mine.py").write_text("def score(completions, **columns):\n    return None\n")
+    mine = ("--reward_funcs", tmp_path / "mine.py:score", "--outcome_reward", "score")
+    code, _, err = dew("train", config(), *mine)
+    assert code == 1 and "score returned NoneType" in err
+    claim(tmp_path / "run", overwrite=False)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        claim(tmp_path / "run", overwrite=False)
+
+
 def test_only_the_first_of_several_processes_prints():
     command = [sys.executable, "-m", "dew.cli", "recipes"]
     done = subprocess.run(command, env={**os.environ, "RANK": "1"}, capture_output=True, text=True, check=True)
