@@ -21,7 +21,7 @@ from dew.cli import app, train
 from dew.engines.trl import launch
 from dew.engines.trl.launch import parse
 from dew.errors import ConfigError, EngineError
-from dew.run.config import make_run, read_run, to_yaml, training_rows
+from dew.run.config import make_run, read_run, to_yaml, training_rows, verifier_of
 from dew.run.folder import RUN_AGAIN, RunFolder, claim, lock
 from dew.tasks.games import BUNDLED
 
@@ -44,6 +44,10 @@ def config(tmp_path):
         return tmp_path / "run.yaml"
 
     return write
+
+
+def test_a_file_named_like_a_built_in_task_does_not_get_its_verifier():
+    assert verifier_of(make_run({"task": "math.jsonl"})) is None and verifier_of(make_run({"task": "math"})) is not None
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(ROOT / "recipes")))
@@ -294,6 +298,17 @@ def test_overwrite_deletes_a_run_and_nothing_else(tmp_path):
     (tmp_path / "verl.yaml").touch()  # on verl, these two are the run's
     RunFolder(tmp_path).clear()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_run_that_failed_before_its_first_step_is_replaced(config, tmp_path, dew):
+    (tmp_path / "mine.py").write_text("def score(completions, **columns):\n    return None\n")
+    mine = ("--reward_funcs", tmp_path / "mine.py:score", "--outcome_reward", "score")
+    code, _, err = dew("train", config(), *mine)
+    assert code == 1 and "score returned NoneType" in err
+    claim(tmp_path / "run", overwrite=False)
+    (tmp_path / "run" / "metrics.jsonl").touch()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        claim(tmp_path / "run", overwrite=False)
 
 
 def test_only_the_first_of_several_processes_prints():

@@ -166,13 +166,15 @@ def test_code_that_a_run_names_is_not_run_but_the_flags_to_do_so_are_shown(dew, 
     flags = f"--reward {tmp_path}/mine.py:score --options '{{threshold: 0.3}}'"
     for words in (["eval", own], ["eval", own, "--task", data]):
         code, _, err = dew(*words)
-        assert code == 1 and "own has no verifier." in err and f"add {flags}, which runs that code." in err
+        assert code == 1 and f"{data} has no verifier." in err and f"add {flags}, which runs that code." in err
     elsewhere = run("elsewhere", "dataset_name: some/data\nreward_funcs: accuracy_reward")
     says = "trained on some/data, not on a `task` with held-out problems.\n→ Add --task: a file, "
     assert says in dew("eval", elsewhere)[2]
     assert not asked
     assert dew("eval", run("built-in", f"task: {data}\nreward_funcs: [math]"))[0] == 0
     assert asked[-1]["verifier"].name == "math" and asked[-1]["problems"].name == "own"
+    (tmp_path / "math.jsonl").write_text(data.read_text())
+    assert "math.jsonl has no verifier." in dew("eval", run("file", f"task: {tmp_path}/math.jsonl\n{rule}"))[2]
     (tmp_path / "mine.py").write_text("def score(completions, **_): ...")
     dew("eval", own, "--reward", f"{tmp_path}/mine.py:score", "--options", "{threshold: 0.3}")
     assert asked[-1]["verifier"].name == "score" and asked[-1]["threshold"] == 0.3

@@ -399,11 +399,11 @@ def test_mistakes_in_advantages_are_explained():
     batch = rollouts(ONE_GROUP)
     for wrong, error, says in (
         (lambda given: given.entropies, ShapeError, "mine: rollouts has no 'entropies'"),
-        (lambda given: 2 * given.tokens, ShapeError, "so they are None: tokens"),
+        (lambda given: 2 * given.entropy, ShapeError, "so they are None: entropy"),  # the batch has it; not declared
         (lambda given: given.mask.zero_().sum(-1), ShapeError, r"returned shape \(1, 4\); expected .* \(1, 4, 2\)"),
         (lambda given: [], ShapeError, "returned list, not a tensor"),
         (lambda given: given.mask.entropies, AttributeError, "'Tensor' object has no attribute"),
     ):
         with pytest.raises(error, match=says):
-            advantages_of(SimpleNamespace(name="mine", advantages=wrong, placebo=False), batch)
+            advantages_of(SimpleNamespace(name="mine", advantages=wrong, placebo=False, signals=[]), batch)
     assert batch.mask.any()  # a rule that writes to its rollouts only changes a copy

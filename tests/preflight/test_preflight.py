@@ -186,6 +186,8 @@ def test_the_verifier_of_the_task_is_the_default_outcome_reward(settings):
     assert found.status == "ok" and found.says.startswith("countdown decides") and "thinks" in found.says
     unknown = look({**settings, "reward_funcs": ["preflight_rewards.thinks"], "outcome_reward": "think"})["outcome"]
     assert unknown.status == "failed" and "thinks" in unknown.remedy
+    fewer = look({**settings, "reward_funcs": ["preflight_rewards.thinks"], "reward_weights": [0.5]})["outcome"]
+    assert fewer.status == "failed" and "1 for 2 rewards, countdown, thinks." in fewer.says
 
 
 def test_a_context_that_is_too_small_fails(settings):

@@ -1,5 +1,6 @@
 """dew.watch: a plain GRPOTrainer trains exactly as before, and its folder has what dew's tools read."""
 
+import logging
 import sys
 
 import pytest
@@ -80,6 +81,13 @@ def test_subclasses_train_as_before_and_their_own_loss_is_recorded(tmp_path, kin
     scored = kind is PerToken  # the others' answers are no longer in the order of TRL's rewards
     assert all(("accuracy" in line) == scored for line in run.metrics()) and any(run.records()) == scored
     assert ("Reordered changes the answers" in caplog.text) != scored
+
+
+def test_alarms_do_not_break_the_progress_bar(tmp_path, monkeypatch, capsys):
+    for name, value in {"propagate": False, "handlers": [], "level": logging.INFO}.items():
+        monkeypatch.setattr(logging.getLogger("dew"), name, value)
+    dew.watch(plain(tmp_path, lambda completions, **_: [0.0] * len(completions), max_steps=5)).train()
+    assert "\ndew: step 5: The gradient was exactly 0" in capsys.readouterr().err.replace("\r", "\n")
 
 
 def test_two_processes(tmp_path):

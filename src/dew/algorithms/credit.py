@@ -53,8 +53,10 @@ def give_credit(algorithm: Algorithm, rollouts: Rollouts) -> Credit:
 def advantages_of(algorithm: Algorithm, rollouts: Rollouts) -> Tensor:
     """(P, G, T) `algorithm.advantages(rollouts)`, checked, float32 or wider, 0 where not live; permuted if placebo."""
     name, mask = algorithm.name, rollouts.mask
-    copies = {key: x.clone() for key, x in vars(rollouts).items() if x is not None}
-    rollouts = Rollouts(**copies)  # a rule may write to its rollouts
+    # Copies, because a rule may write to them, without what an engine has only at steps with a token record.
+    hidden = SIGNALS.keys() - set(algorithm.signals)
+    given = {key: x.clone() for key, x in vars(rollouts).items() if x is not None and key not in hidden}
+    rollouts = Rollouts(**given)
     try:
         A = algorithm.advantages(rollouts)
     except (TypeError, AttributeError) as error:

@@ -132,7 +132,7 @@ def _plan(
     if own and Path(chosen).exists() and "answer" not in {*given, *first_columns(chosen)}:
         given = {**given, "answer": ""}  # the reward does not need gold answers
     source = tasks.task(chosen, **given)
-    judge = _judge(source, run, reward)
+    judge = _judge(chosen, run, reward)
     if threshold is not None and isinstance(judge, rewards.Verifier):
         what = f"threshold: no effect on the verifier {judge.name}, which decides itself whether an answer is correct."
         raise ConfigError(Problem(what, remedy="Remove it. It is for a reward function (--reward file.py:function)."))
@@ -185,7 +185,7 @@ def _run_of(model: str) -> Run:
     return make_run({key: value for key, value in keys.items() if value}, source=str(homes[0] / "run.json"))
 
 
-def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
+def _judge(task: str, run: Run, reward: str | None) -> Any:
     """Return what decides correctness: `reward` if given, else the run's verifier, else the task's.
 
     A run's folder may be from someone else, so code that its config names only runs if it is given as `reward`.
@@ -195,7 +195,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
     names, wanted = run.settings.get("reward_funcs") or [], run.settings.get("outcome_reward")
     names = [str(name) for name in (names if isinstance(names, list) else [names])]
     used = next((name for name in names if wanted in (None, re.split("[:.]", name)[-1])), "")
-    if verifier := next((name for name in (run.verifier, source.name, used) if has_verifier(name)), None):
+    if verifier := next((name for name in (run.verifier, task, used) if has_verifier(name)), None):
         return rewards.verifier(verifier)
     remedy = "Name a verifier (--reward math) or your own reward function (--reward file.py:function)."
     if used:
@@ -203,7 +203,7 @@ def _judge(source: tasks.Task, run: Run, reward: str | None) -> Any:
         threshold = run.algorithm_settings.get("threshold", 0.5)
         more = f" --options '{{threshold: {threshold}}}'" if threshold != 0.5 else ""
         remedy = f"To score as in the run, add --reward {quoted(path)}{more}, which runs that code."
-    raise ConfigError(Problem(f"The task {source.name} has no verifier.", remedy=remedy))
+    raise ConfigError(Problem(f"The task {task} has no verifier.", remedy=remedy))
 
 
 def _show(scores: Sequence["Scores"], names: Sequence[str], held_out: bool, as_json: bool) -> None:

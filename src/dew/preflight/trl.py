@@ -17,10 +17,10 @@ from dew.compare.scores import call_as_trl
 from dew.compare.statistics import mean_interval
 from dew.engines.credit import give_credit
 from dew.engines.recorder import gold_of
+from dew.engines.trl import rewards as trl_rewards
 from dew.engines.trl.batch import join_columns
 from dew.engines.trl.config import DewConfig
 from dew.engines.trl.launch import Parsed, build_trainer, data_of, parse, rewards_of
-from dew.engines.trl.rewards import missing_columns, outcome_index
 from dew.errors import DewError
 from dew.preflight import EMPTY_REMEDY, Check, attempt, from_problem, graded, guarded, ok, passed, skipped, warning
 from dew.preflight.machine import check_folder, check_model, check_versions
@@ -59,7 +59,7 @@ def read_data(parsed: Parsed) -> Data:
 
 def check_columns(data: Data) -> Check:
     columns = list(data.rows[0])
-    missing = missing_columns(columns, data.rewards)
+    missing = trl_rewards.missing_columns(columns, data.rewards)
     empty = 0 if missing else sum(not row["prompt"] for row in data.rows)
     says = " ".join(missing) or f"{len(data.rows)} rows with {', '.join(columns)}."
     says += f" {empty} prompts are empty." if empty else ""
@@ -289,7 +289,7 @@ def check_run(
 def check_rewards(parsed: Parsed, data: Data, count: int, say: Callable[[str], None]) -> list[Check]:
     """Check gold answers, a sample of the model's answers, each reward on both, and the filter of dynamic sampling."""
     args, answers = parsed.args, None
-    outcome, failures = attempt("outcome", outcome_index, data.names, args)
+    outcome, failures = attempt("outcome", trl_rewards.check_rewards, data.rewards, args, None)
     if outcome is None:
         return [*failures, skipped("gold, rewards, answers", "No outcome reward decides which answers are correct.")]
     name, algorithm = data.names[outcome], args.build_algorithm()

@@ -243,7 +243,7 @@ def held_out_rows(run: Run, source: Task) -> list[Row]:
 
 def verifier_of(run: Run) -> Verifier | None:
     """Return the verifier that the run names, or that of its task, or None."""
-    name = run.verifier or (task(run.task, **run.task_settings).name if run.task else None)
+    name = run.verifier or run.task
     return verifier(name) if name and (run.verifier or has_verifier(name)) else None
 
 

@@ -94,15 +94,15 @@ def outcome_columns(trainer: Any) -> list[int]:
     return of_environments if trainer.outcome_index in of_environments else [trainer.outcome_index]
 
 
-def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> None:
-    """Raise an error if a column that a reward needs is missing, or if it is unclear which reward is the outcome."""
+def check_rewards(rewards: Sequence[Any], args: Any, data: Any) -> int:
+    """Return the index of the outcome reward. Raise an error if it is unclear, or if a reward's column is missing."""
     columns, names, weights = getattr(data, "column_names", None), list(map(reward_name, rewards)), args.reward_weights
     if weights is not None and len(weights) != len(names):
         what = f"reward_weights={list(weights)}: {len(weights)} for {len(names)} rewards, {', '.join(names) or 'none'}."
         raise ConfigError(Problem(what, remedy="Give one weight per reward, in this order."))
     if isinstance(columns, list) and (missing := missing_columns(columns, rewards)):
         raise ConfigError(missing)
-    outcome_index(names, args)
+    return outcome_index(names, args)
 
 
 def missing_columns(columns: Sequence[str], rewards: Sequence[Any]) -> list[str]:

@@ -40,6 +40,7 @@ def watch(
     `outcome_reward` (default: the first) is above `threshold`. Token records are written at step 1 and every
     `records_every` steps (0: never); each costs one forward pass. Call this before `train()`.
     """
+    metrics.show_logs()
     if not isinstance(trainer, GRPOTrainer):
         what = f"dew.watch: {type(trainer).__name__} is not a GRPOTrainer of TRL."
         late = " Import unsloth before dew." if "unsloth" in sys.modules else ""  # it replaces TRL's class
