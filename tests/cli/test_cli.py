@@ -167,7 +167,14 @@ def test_ctrl_c_is_said(dew, monkeypatch):
 )
 def test_mistakes_get_one_clear_message(dew, words, code, says, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("a_run/config.yaml", "a run/run.json", "a_folder/note.txt", "a_file", "empty.jsonl"):
+    for name in (
+        "a_run/config.yaml",
+        "a run/run.json",
+        "a run/metrics.jsonl",
+        "a_folder/note.txt",
+        "a_file",
+        "empty.jsonl",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "one.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
