@@ -82,7 +82,7 @@ def clip_cov_mask(
     if not low < high:
         raise ConfigError(f"cov_low={low}, cov_high={high}: expected low < high, e.g. 1 and 5.")
     cov = covariance(advantages, logp, mask)
-    order = cov.argsort(stable=True)
+    order = cov.argsort()
     candidates = order[(cov[order] > low) & (cov[order] < high)]
     generator = torch.Generator().manual_seed(1_000_003 * len(cov) + len(candidates))
     drawn = torch.randperm(len(candidates), generator=generator).to(candidates.device)[: _count(share, cov)]
