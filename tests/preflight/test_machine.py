@@ -76,4 +76,8 @@ def test_a_folder_with_nothing_but_a_lock_is_empty(tmp_path):
     assert machine.check_folder(tmp_path).status == "ok"
     (tmp_path / "config.yaml").touch()
     assert machine.check_folder(tmp_path).status == "warning"
+    (tmp_path / "run.json").touch()  # a run that failed before its first step
+    assert machine.check_folder(tmp_path).status == "ok"
+    (tmp_path / "metrics.jsonl").touch()
+    assert machine.check_folder(tmp_path).status == "warning"
     assert machine.check_folder(tmp_path / "config.yaml" / "run").status == "failed"

@@ -181,6 +181,10 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+NO_STEP = {"config.yaml", "run.json"}
+"""All files of a run that failed before its first step."""
+
+
 def claim(folder: Path, overwrite: bool) -> None:
     """Make the folder. Raise an error if it holds anything, except a run that the caller will delete: with `overwrite`,
     or if it failed before it wrote more than its settings."""
@@ -194,7 +198,7 @@ def claim(folder: Path, overwrite: bool) -> None:
     if not by_dew and not any((folder / name).is_file() for name in ("run.json", "verl.yaml")):
         what = f"{folder} is not empty and does not hold a run. It has {', '.join(content[:3])}."
         raise ConfigError(Problem(what, remedy="Choose another folder."))
-    if not overwrite and not {*content} <= {"config.yaml", "run.json"}:
+    if not overwrite and not {*content} <= NO_STEP:
         remedy = f"Resume the run (dew resume {quoted(folder)}), choose another folder, or add --overwrite."
         raise ConfigError(Problem(f"{folder} already holds a run.", remedy=remedy))
 
