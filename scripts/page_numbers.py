@@ -160,9 +160,11 @@ def benchmark_runs() -> benchmark.Runs:
         return benchmark.read(RESULTS / "benchmark", Path(work))
 
 
-def replication(one: str, other: str, score: str = "pass@1", job: str = "replication-A") -> Difference:
+def replication(
+    one: str, other: str, score: str = "pass@1", job: str = "replication-A", rate: float | None = None
+) -> Difference:
     """Two arms of the benchmark's replication on GSM8K, or of another stage; a seed has its mean over the rates."""
-    of = benchmark.by_arm(benchmark_runs()[job])
+    of = benchmark.by_arm(r for r in benchmark_runs()[job] if rate in (None, r.learning_rate))
     values = [
         {r.seed: fmean(x.scores[score] for x in of[arm] if x.seed == r.seed) for r in of[arm]} for arm in (one, other)
     ]
