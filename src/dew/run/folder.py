@@ -186,21 +186,28 @@ NO_STEP = {"config.yaml", "run.json"}
 
 
 def claim(folder: Path, overwrite: bool) -> None:
-    """Make the folder. Raise an error if it holds anything, except a run that the caller will delete: with `overwrite`,
-    or if it failed before it wrote more than its settings."""
+    """Make the folder of a new run. Raise an error if it is `occupied`."""
     make_folder(folder)
     sweep(folder)
-    content = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if problem := occupied(folder, overwrite):
+        raise ConfigError(problem)
+
+
+def occupied(folder: Path, overwrite: bool = False) -> Problem | None:
+    """Return a problem if the folder holds anything, except a run that the caller will delete: with `overwrite`, or if
+    it failed before it wrote more than its settings."""
+    content = sorted(path.name for path in folder.iterdir() if path.name != ".lock") if folder.is_dir() else []
     if not content:
-        return
+        return None
     config = folder / "config.yaml"  # if dew did not write it, the folder is the user's own
     by_dew = config.is_file() and config.read_bytes().startswith(f"# {RUN_AGAIN}".encode())
     if not by_dew and not any((folder / name).is_file() for name in ("run.json", "verl.yaml")):
         what = f"{folder} is not empty and does not hold a run. It has {', '.join(content[:3])}."
-        raise ConfigError(Problem(what, remedy="Choose another folder."))
+        return Problem(what, remedy="Choose another folder.")
     if not overwrite and not {*content} <= NO_STEP:
         remedy = f"Resume the run (dew resume {quoted(folder)}), choose another folder, or add --overwrite."
-        raise ConfigError(Problem(f"{folder} already holds a run.", remedy=remedy))
+        return Problem(f"{folder} already holds a run.", remedy=remedy)
+    return None
 
 
 def _take(file: IO[Any], *, shared: bool = False) -> bool:
