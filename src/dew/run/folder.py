@@ -21,6 +21,8 @@ from dew.run.records import SCHEMA, GroupRecord, Json, check_schema, read_record
 MODEL_FILES = ("config.json", "adapter_config.json")
 RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
 """The first line of the config.yaml in a run folder."""
+STATE = "trainer_state.json"
+"""The file of transformers without which a run cannot resume from a checkpoint."""
 VERLS_LATEST = "latest_checkpointed_iteration.txt"
 """verl's file with the step of its last complete checkpoint."""
 SILENCE = 600.0
@@ -87,11 +89,14 @@ class RunFolder:
         found = [(path.name.partition("-")[2], path) for path in self.path.glob("checkpoint-*")]
         return dict(sorted(((int(step), path) for step, path in found if step.isdecimal()), reverse=True))
 
+    def resumable(self) -> list[Path]:
+        """Return the checkpoints that have a `STATE`, newest first."""
+        return [path for path in self.checkpoints().values() if (path / STATE).is_file()]
+
     def model(self) -> Path | None:
         """Return the final model: `model/`, the lab's `adapter/`, the folder itself (if saved there from Python), or
         the newest checkpoint."""
-        saved = [path for path in self.checkpoints().values() if (path / "trainer_state.json").is_file()]
-        places = [self.path / "model", self.path / "adapter", self.path, *saved[:1]]
+        places = [self.path / "model", self.path / "adapter", self.path, *self.resumable()[:1]]
         return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
 
     def used(self) -> bool:
@@ -173,6 +178,12 @@ class RunFolder:
         if isinstance(value, dict):
             check_schema(value, f"{self.path / name}: ")
         return value
+
+
+def algorithm_of(facts: Json) -> tuple[Any, Any]:
+    """Return name and settings of the algorithm in run.json, in which other programs may write only a name."""
+    algorithm = facts.get("algorithm")
+    return (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, None)
 
 
 def make_folder(folder: Path) -> None:
