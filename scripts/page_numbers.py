@@ -14,16 +14,16 @@ record; the others are made by this and other scripts), versions, sizes of model
 """
 
 import csv
-import importlib.util
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median, stdev  # noqa: F401, pages use them
 from tempfile import TemporaryDirectory
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import study_tables as study
@@ -52,14 +52,6 @@ IGNORED = re.compile(
     r"|(?:torch|transformers|TRL|trl|vLLM|verl|triton|Liger|Ray|Python(?: \d\.\d+ to)?|[Vv]ersion) \d[\d.]*",
     re.DOTALL,
 )
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ── the small policies: docs/results/study ──────────────────────────────────────────────────────────────────
@@ -138,10 +130,11 @@ def stored(name: str) -> Any:
 
 def real(arm: str, base: str = "dapo", score: str = "gsm8k pass@1") -> Difference:
     """Three seeds of a 0.5B model; score: `area`, or the set and pass@k."""
-    content, script = stored("real-model-seeds/counts.json"), load("examples/real_model_seeds.py")
+    content = stored("real-model-seeds/counts.json")
+    difference = runpy.run_path(str(ROOT / "examples" / "real_model_seeds.py"))["difference"]
     arm, base = ({"control": study.CONTROL}.get(name, name) for name in (arm, base))
     task, _, k = score.partition(" pass@")
-    return script.difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
+    return difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
 
 
 def seeds_needed(difference: float, like: Difference) -> int:
@@ -300,13 +293,13 @@ def peak_to_estimate(row: str) -> list[float]:
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    found, shapes = [], load("benchmarks/rollout.py")
+    found, models = [], runpy.run_path(str(ROOT / "benchmarks" / "rollout.py"))
     for table, name, rows, tokens, saves, rank in (
         (1, "1.5B", 8, 1024, True, 0), (3, "0.5B", 8, 1024, True, 0), (4, "0.5B", 1, 16128, False, 0),
         (5, "0.5B", 4, 3840, False, 0), (7, "0.5B", 1, 16128, False, 16), (8, "1.5B", 1, 16128, True, 0),
     ):  # fmt: skip
         with torch.device("meta"):
-            model = Qwen2ForCausalLM(Qwen2Config(**shapes.QWEN, **shapes.SHAPES[name]))
+            model = Qwen2ForCausalLM(Qwen2Config(**models["QWEN"], **models["SHAPES"][name]))
             model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear")) if rank else model
         args = SimpleNamespace(
             max_completion_length=tokens, per_device_train_batch_size=rows, bf16=True, optim="adamw_torch_fused",
