@@ -47,6 +47,11 @@ class Run:
     folder: Path | None = None
 
     @property
+    def data(self) -> str:
+        """The task or data set; runs on different ones are not compared."""
+        return str(self.facts.get("data"))
+
+    @property
     def start(self) -> str:
         """Digest of the policy that a run of the lab started from."""
         start = self.facts.get("warm_start")
