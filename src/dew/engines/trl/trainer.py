@@ -53,13 +53,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         check_not_unsloth()
         metrics.show_logs()
-        if isinstance(model, str):
-            model = loadable_model(model, "model", (getattr(args, "model_init_kwargs", None) or {}).get("revision"))
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
+        if isinstance(model, str):
+            model = loadable_model(model, "model", (args.model_init_kwargs or {}).get("revision"))
         if problems := args.guide_problems() if guide is not None else []:
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
