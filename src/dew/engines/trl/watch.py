@@ -15,7 +15,7 @@ from trl import GRPOTrainer
 
 from dew.algorithms import ENGINE_ALGORITHM, get_algorithm
 from dew.compare.grid import REPLACED
-from dew.engines.compat import check_generated
+from dew.engines.compat import answers_of
 from dew.engines.credit import Signals, give_credit
 from dew.engines.trl import metrics
 from dew.engines.trl.batch import Capture, loss_mask, make_batch, with_trl_advantages
@@ -108,8 +108,7 @@ class Watched(GRPOTrainer):  # type: ignore[misc]
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         with self._recorder.phase("generation"):
             generated: tuple[Any, ...] = super()._generate(prompts)
-        check_generated(generated)
-        self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
+        self._capture.completion_ids, self._capture.tool_mask = answers_of(generated)
         return generated
 
     def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
