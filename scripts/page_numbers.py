@@ -106,18 +106,20 @@ def welch(arm: str, task: str) -> float:
     return float(ttest_ind(*both, equal_var=False).pvalue)
 
 
-def by_steps(arm: str, score: str = "area") -> Interval:
-    """How much larger a rule's gain over DAPO is with eight optimizer steps than with one, paired by seed."""
+def steps_test(arm: str, score: str = "area") -> tuple[Interval, float]:
+    """How much larger a rule's gain over DAPO is with eight optimizer steps than with one, paired by seed, and p."""
     many, one = (diff(f"own-{n}", "countdown-6", arm, score).by_pair for n in (8, 1))
-    return statistics.t_test([a - b for a, b in zip(many, one, strict=True)])[0]
+    return statistics.t_test([a - b for a, b in zip(many, one, strict=True)])
+
+
+def by_steps(arm: str, score: str = "area") -> Interval:
+    return steps_test(arm, score)[0]
 
 
 def by_steps_p(arm: str) -> float:
     """After Holm's correction over the two rules."""
     rules = ("gtpo", "dew")
-    pairs = ([diff(f"own-{n}", "countdown-6", rule).by_pair for n in (8, 1)] for rule in rules)
-    found = [statistics.t_test([a - b for a, b in zip(*both, strict=True)])[1] for both in pairs]
-    return dict(zip(rules, holm(found), strict=True))[arm]
+    return dict(zip(rules, holm([steps_test(rule)[1] for rule in rules]), strict=True))[arm]
 
 
 # ── real models and preference pairs ────────────────────────────────────────────────────────────────────────
@@ -140,11 +142,6 @@ def real(arm: str, base: str = "dapo", score: str = "gsm8k pass@1") -> Differenc
 def seeds_needed(difference: float, like: Difference) -> int:
     """Pairs of runs that find a difference with a power of 80%, if pairs spread like these."""
     return statistics.seeds_needed(stdev(like.by_pair), difference)
-
-
-def lora(row: str, score: int) -> list[float]:
-    """The summary of 20 paired seeds that a prototype printed."""
-    return stored("lora-20-seeds.json")["table"][row][score]
 
 
 @cache
