@@ -192,10 +192,6 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-NO_STEP = {"config.yaml", "run.json"}
-"""All files of a run that failed before its first step."""
-
-
 def claim(folder: Path, overwrite: bool) -> None:
     """Make the folder of a new run. Raise an error if it is `occupied`."""
     make_folder(folder)
@@ -215,7 +211,7 @@ def occupied(folder: Path, overwrite: bool = False) -> Problem | None:
     if not by_dew and not any((folder / name).is_file() for name in ("run.json", "verl.yaml")):
         what = f"{folder} is not empty and does not hold a run. It has {', '.join(content[:3])}."
         return Problem(what, remedy="Choose another folder.")
-    if not overwrite and not {*content} <= NO_STEP:
+    if not overwrite and not {*content} <= {"config.yaml", "run.json"}:  # it made a step
         remedy = f"Resume the run (dew resume {quoted(folder)}), choose another folder, or add --overwrite."
         return Problem(f"{folder} already holds a run.", remedy=remedy)
     return None
