@@ -14,16 +14,16 @@ record; the others are made by this and other scripts), versions, sizes of model
 """
 
 import csv
-import importlib.util
 import json
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median, stdev  # noqa: F401, pages use them
 from tempfile import TemporaryDirectory
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import study_tables as study
@@ -52,14 +52,6 @@ IGNORED = re.compile(
     r"|(?:torch|transformers|TRL|trl|vLLM|verl|triton|Liger|Ray|Python(?: \d\.\d+ to)?|[Vv]ersion) \d[\d.]*",
     re.DOTALL,
 )
-
-
-def load(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ── the small policies: docs/results/study ──────────────────────────────────────────────────────────────────
@@ -114,18 +106,20 @@ def welch(arm: str, task: str) -> float:
     return float(ttest_ind(*both, equal_var=False).pvalue)
 
 
-def by_steps(arm: str, score: str = "area") -> Interval:
-    """How much larger a rule's gain over DAPO is with eight optimizer steps than with one, paired by seed."""
+def steps_test(arm: str, score: str = "area") -> tuple[Interval, float]:
+    """How much larger a rule's gain over DAPO is with eight optimizer steps than with one, paired by seed, and p."""
     many, one = (diff(f"own-{n}", "countdown-6", arm, score).by_pair for n in (8, 1))
-    return statistics.t_test([a - b for a, b in zip(many, one, strict=True)])[0]
+    return statistics.t_test([a - b for a, b in zip(many, one, strict=True)])
+
+
+def by_steps(arm: str, score: str = "area") -> Interval:
+    return steps_test(arm, score)[0]
 
 
 def by_steps_p(arm: str) -> float:
     """After Holm's correction over the two rules."""
     rules = ("gtpo", "dew")
-    pairs = ([diff(f"own-{n}", "countdown-6", rule).by_pair for n in (8, 1)] for rule in rules)
-    found = [statistics.t_test([a - b for a, b in zip(*both, strict=True)])[1] for both in pairs]
-    return dict(zip(rules, holm(found), strict=True))[arm]
+    return dict(zip(rules, holm([steps_test(rule)[1] for rule in rules]), strict=True))[arm]
 
 
 # ── real models and preference pairs ────────────────────────────────────────────────────────────────────────
@@ -138,20 +132,16 @@ def stored(name: str) -> Any:
 
 def real(arm: str, base: str = "dapo", score: str = "gsm8k pass@1") -> Difference:
     """Three seeds of a 0.5B model; score: `area`, or the set and pass@k."""
-    content, script = stored("real-model-seeds/counts.json"), load("examples/real_model_seeds.py")
+    content = stored("real-model-seeds/counts.json")
+    difference = runpy.run_path(str(ROOT / "examples" / "real_model_seeds.py"))["difference"]
     arm, base = ({"control": study.CONTROL}.get(name, name) for name in (arm, base))
     task, _, k = score.partition(" pass@")
-    return script.difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
+    return difference(content["runs"], content["settings"]["k"], arm, base, task if k else "", int(k or 0))
 
 
 def seeds_needed(difference: float, like: Difference) -> int:
     """Pairs of runs that find a difference with a power of 80%, if pairs spread like these."""
     return statistics.seeds_needed(stdev(like.by_pair), difference)
-
-
-def lora(row: str, score: int) -> list[float]:
-    """The summary of 20 paired seeds that a prototype printed."""
-    return stored("lora-20-seeds.json")["table"][row][score]
 
 
 @cache
@@ -302,13 +292,13 @@ def peak_to_estimate(row: str) -> list[float]:
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    found, shapes = [], load("benchmarks/rollout.py")
+    found, models = [], runpy.run_path(str(ROOT / "benchmarks" / "rollout.py"))
     for table, name, rows, tokens, saves, rank in (
         (1, "1.5B", 8, 1024, True, 0), (3, "0.5B", 8, 1024, True, 0), (4, "0.5B", 1, 16128, False, 0),
         (5, "0.5B", 4, 3840, False, 0), (7, "0.5B", 1, 16128, False, 16), (8, "1.5B", 1, 16128, True, 0),
     ):  # fmt: skip
         with torch.device("meta"):
-            model = Qwen2ForCausalLM(Qwen2Config(**shapes.QWEN, **shapes.SHAPES[name]))
+            model = Qwen2ForCausalLM(Qwen2Config(**models["QWEN"], **models["SHAPES"][name]))
             model = get_peft_model(model, LoraConfig(r=rank, target_modules="all-linear")) if rank else model
         args = SimpleNamespace(
             max_completion_length=tokens, per_device_train_batch_size=rows, bf16=True, optim="adamw_torch_fused",

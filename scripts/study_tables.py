@@ -113,9 +113,8 @@ def tables() -> dict[str, str]:
         "learned-rates": rates(read("learned")),
         "learned": by_task(read("learned-confirm"), "area", "pass@1", "pass@16"),
         "learned-head": head(),
+        "starts": starts([read(f"start-{n}") for n in (1, 2, 3, 4)]),
     }
-    if (RESULTS / "start-1.tar.gz").exists():
-        found["starts"] = starts([read(f"start-{n}") for n in (1, 2, 3, 4)])
     first_sizes()
     found |= {"surviving": surviving()}  # it counts the differences of those above
     return found | {"alignment": by_task(read("../alignment/confirm"), "area", "pass@1", "pass@16")}

@@ -6,16 +6,16 @@ correct and some are not, and reinforcement learning can improve it.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import cos, pi
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
 from chain import Chain
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from dew.tasks import Countdown, Row, Task, model_folder
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 CHARACTERS = "0123456789+-*=;,>:"
 SPECIAL = ("<pad>", "<end>", "<unk>")
@@ -72,11 +72,8 @@ RECIPES = {
 }
 
 
-def tiny_tokenizer() -> "PreTrainedTokenizerFast":
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token per character, and <end>; no special tokens are added automatically."""
-    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     vocabulary = {token: i for i, token in enumerate((*SPECIAL, *CHARACTERS))}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -93,10 +90,8 @@ def tiny_tokenizer() -> "PreTrainedTokenizerFast":
     )
 
 
-def tiny_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast") -> "LlamaForCausalLM":
+def tiny_model(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
     """An untrained Llama of the recipe's size."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -116,12 +111,9 @@ def tiny_model(recipe: Recipe, tokenizer: "PreTrainedTokenizerFast") -> "LlamaFo
 def warm_start(
     recipe: Recipe,
     device: str = "cpu",
-    on_step: Callable[[int, "Tensor"], None] | None = None,
-) -> tuple["LlamaForCausalLM", "PreTrainedTokenizerFast"]:
+    on_step: Callable[[int, Tensor], None] | None = None,
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
     """Train a tiny model on demonstrations, with the loss on completions only."""
-    import torch
-    from transformers import LlamaForCausalLM
-
     torch.manual_seed(recipe.seed)
     tokenizer = tiny_tokenizer()
     model = tiny_model(recipe, tokenizer)
@@ -147,18 +139,14 @@ def warm_start(
 
 def _learning_rate(recipe: Recipe, step: int) -> float:
     """Linear warm-up, then cosine decay to a tenth."""
-    from math import cos, pi
-
     if step < recipe.warmup:
         return recipe.learning_rate * (step + 1) / recipe.warmup
     progress = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
     return recipe.learning_rate * (0.1 + 0.9 * (1 + cos(pi * progress)) / 2)
 
 
-def _encode(tokenizer: "PreTrainedTokenizerFast", rows: list[Row]) -> tuple["Tensor", "Tensor"]:
+def _encode(tokenizer: PreTrainedTokenizerFast, rows: list[Row]) -> tuple[Tensor, Tensor]:
     """Right-padded ids and labels; a causal model needs no attention mask for padding on the right."""
-    import torch
-
     prompts = tokenizer([row["prompt"] for row in rows])["input_ids"]
     answers = [[*ids, tokenizer.eos_token_id] for ids in tokenizer([row["completion"] for row in rows])["input_ids"]]
     length = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))
@@ -170,10 +158,8 @@ def _encode(tokenizer: "PreTrainedTokenizerFast", rows: list[Row]) -> tuple["Ten
     return torch.tensor(ids), torch.tensor(labels)
 
 
-def _batches(data: tuple["Tensor", "Tensor"], size: int, seed: int) -> Iterator[tuple["Tensor", "Tensor"]]:
+def _batches(data: tuple[Tensor, Tensor], size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless shuffled batches, each cut to its longest row."""
-    import torch
-
     ids, labels = data
     generator = torch.Generator().manual_seed(seed)
     while True:
@@ -182,7 +168,7 @@ def _batches(data: tuple["Tensor", "Tensor"], size: int, seed: int) -> Iterator[
             yield ids[chosen, :width], labels[chosen, :width]
 
 
-def save(model: "LlamaForCausalLM", tokenizer: "PreTrainedTokenizerFast", folder: Path) -> None:
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Save both for `from_pretrained(folder)`."""
     model.generation_config.max_new_tokens = 160
     model.save_pretrained(folder)

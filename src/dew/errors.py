@@ -28,8 +28,13 @@ class Problem:
     remedy: str = ""
     """What to write or do instead; may be empty."""
 
+    @property
+    def says(self) -> str:
+        """What and why, where the remedy is shown separately."""
+        return f"{self.what} {self.why}".strip()
+
     def __str__(self) -> str:
-        return " ".join(part for part in (self.what, self.why, self.remedy) if part)
+        return f"{self.says} {self.remedy}".strip()
 
 
 class DewError(Exception):
@@ -131,7 +136,7 @@ def user_line(error: BaseException) -> str:
 def in_one_line(error: BaseException) -> str:
     """An error as stored in run.json: its type, the user's line and its first line; for dew's errors, what and why."""
     if isinstance(error, DewError):
-        return f"{error.problems[0].what} {error.problems[0].why}".strip()
+        return error.problems[0].says
     text = (str(error).strip() or "no message").splitlines()[0]
     return f"{type(error).__name__}{user_line(error)}: {text}"
 

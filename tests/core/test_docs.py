@@ -3,13 +3,15 @@
 import ast
 import os
 import re
-import runpy
 import shutil
 import subprocess
 from pathlib import Path
 
 import gallery
+import gtpo_pictures
 import pytest
+import readme_picture
+import screenshots
 import typer
 
 from dew.algorithms import list_algorithms
@@ -182,15 +184,13 @@ def test_the_search_answers_newcomers_questions_first(site):
 
 
 def test_drawn_pictures_are_those_of_the_credit_functions():
-    drawn = {"credit": runpy.run_path(str(ROOT / "scripts" / "readme_picture.py"))["picture"]()}
-    drawn |= runpy.run_path(str(ROOT / "scripts" / "gtpo_pictures.py"))["pictures"]()
+    drawn = {"credit": readme_picture.picture(), **gtpo_pictures.pictures()}
     assert {name: (ROOT / "docs" / "images" / f"{name}.svg").read_text() for name in drawn} == drawn
 
 
 def test_screenshots_show_the_page_as_it_is():
-    script = runpy.run_path(str(ROOT / "scripts" / "screenshots.py"))
     stored = (ROOT / "docs" / "images" / "screenshots.sha256").read_text()
-    assert script["digest"]() == stored.strip(), "the report has changed: run scripts/screenshots.py"
+    assert screenshots.digest() == stored.strip(), "the report has changed: run scripts/screenshots.py"
 
 
 def test_the_gallery_has_the_page_as_it_is():

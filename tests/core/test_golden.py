@@ -1,25 +1,15 @@
 """Every entry of golden.json and golden_outcome.json, in float64 to 1e-6 and in float32 to 1e-4."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
 from dew import Rollouts, get_algorithm
 from dew.credit import entropy_advantages, forking_mask, group_overlong, grpo_advantages, soft_overlong
 from dew.losses import policy_loss
-from groups import pad
+from groups import GOLDEN, OUTCOME, entries, pad
 
-SUPPORT = Path(__file__).parents[1] / "support"
-GOLDEN = json.loads((SUPPORT / "golden.json").read_text())
-OUTCOME = json.loads((SUPPORT / "golden_outcome.json").read_text())
 precisions = [pytest.param(torch.float64, 1e-6, id="float64"), pytest.param(torch.float32, 1e-4, id="float32")]
 pytestmark = pytest.mark.parametrize(("dtype", "rtol"), precisions)
-
-
-def entries(golden):
-    return pytest.mark.parametrize("entry", golden, ids=[f"{len(e['input']['reward'])} answers" for e in golden])
 
 
 def rollouts(entry, dtype):

@@ -74,8 +74,9 @@ def test_little_memory_and_disk_are_warnings(monkeypatch):
 def test_a_folder_with_nothing_but_a_lock_is_empty(tmp_path):
     (tmp_path / ".lock").touch()
     assert machine.check_folder(tmp_path).status == "ok"
-    (tmp_path / "config.yaml").touch()
-    assert machine.check_folder(tmp_path).status == "warning"
+    (tmp_path / "config.yaml").touch()  # of another program: not even --overwrite deletes it
+    found = machine.check_folder(tmp_path)
+    assert found.status == "warning" and "does not hold a run" in found.says and "overwrite" not in found.remedy
     (tmp_path / "run.json").touch()  # a run that failed before its first step
     assert machine.check_folder(tmp_path).status == "ok"
     (tmp_path / "metrics.jsonl").touch()

@@ -1,17 +1,14 @@
 """The memory of a verl run by arithmetic, and the tables of docs/scale.md."""
 
 import re
-import runpy
 from pathlib import Path
 
 import pytest
+import scale_tables
+from scale_tables import GPUS, SHAPES, Gpu, Shape, cache_tokens, estimate, fits, pace, paper_run, step_seconds
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = runpy.run_path(str(ROOT / "scripts/scale_tables.py"))
-paper_run, pace, step_seconds, Gpu, Shape, estimate, cache_tokens, fits = (
-    SCRIPT[name] for name in ("paper_run", "pace", "step_seconds", "Gpu", "Shape", "estimate", "cache_tokens", "fits")
-)
-H100, H200 = SCRIPT["GPUS"]
+H100, H200 = GPUS
 SCALE = (ROOT / "docs/scale.md").read_text()
 FSDP = "actor_rollout_ref__actor__fsdp_config__"
 
@@ -32,7 +29,7 @@ def test_a_7b_model_on_8_gpus_by_hand():
     assert cache_tokens(*job, H100.memory) == (32e9 - 2 * 7.616e9) / 57_344
 
 
-@pytest.mark.parametrize("s", SCRIPT["SHAPES"].values(), ids=lambda s: f"{s.parameters / 1e9:.1f}B")
+@pytest.mark.parametrize("s", SHAPES.values(), ids=lambda s: f"{s.parameters / 1e9:.1f}B")
 def test_shapes_add_up_to_their_parameters(s):
     layer = 2 * s.width * s.query + 2 * s.width * s.key + 3 * s.width * s.inner
     assert s.layers * layer + s.vocabulary * s.width * 2 == pytest.approx(s.parameters, rel=2e-3)
@@ -51,7 +48,7 @@ def test_offloaded_state_is_not_counted():
 @pytest.mark.parametrize("name", ["memory", "pace"])
 def test_the_docs_have_the_tables_of_the_script(name):
     found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", SCALE, re.DOTALL)
-    assert found is not None and found[1] == SCRIPT[f"{name}_table"]()
+    assert found is not None and found[1] == getattr(scale_tables, f"{name}_table")()
 
 
 def test_the_docs_have_the_measured_load():

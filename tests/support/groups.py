@@ -1,5 +1,9 @@
 """Groups of answers for tests: ragged lists, padded with NaN so that reading the padding fails loudly."""
 
+import json
+from pathlib import Path
+
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -8,9 +12,16 @@ from dew import Rollouts
 NAN = float("nan")
 ONE_GROUP = ([0] * 4, [1.0, 1.0, 0.0, 0.0], [[1.0, 3.0], [3.0], [1.0, 2.0], [3.0]])
 """For `rollouts`: two correct and two wrong answers."""
+GOLDEN, OUTCOME = (
+    json.loads(Path(__file__).with_name(name).read_text()) for name in ("golden.json", "golden_outcome.json")
+)
 COMPARE = st.sampled_from(["column", "row", "matrix", "turn", "relative"])
 AVERAGE = st.sampled_from(["arithmetic", "geometric"])
 POOL = st.sampled_from(["group", "joint", "sign"])
+
+
+def entries(golden):
+    return pytest.mark.parametrize("entry", golden, ids=[f"{len(e['input']['reward'])} answers" for e in golden])
 
 
 def pad(rows, fill=NAN, dtype=torch.float64):

@@ -1,18 +1,13 @@
 """Rows as verl passes them to an estimator, for tests: uids, keys, padding rows, in any order."""
 
-import json
-from pathlib import Path
-
 import numpy as np
-import pytest
 import torch
 
 from dew.algorithms import get_algorithm
 from dew.engines.verl.estimators import BatchContext
-from groups import pad
+from groups import GOLDEN, entries, pad
 
-GOLDEN = json.loads((Path(__file__).parent / "golden.json").read_text())
-every_entry = pytest.mark.parametrize("entry", GOLDEN, ids=[f"{len(e['input']['reward'])} answers" for e in GOLDEN])
+every_entry = entries(GOLDEN)
 
 
 def rows(entry, dtype=torch.float64):

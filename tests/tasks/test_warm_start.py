@@ -1,13 +1,9 @@
 """scripts/warm_start.py, which made the bundled tiny model."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 pytest.importorskip("transformers")
-sys.path.append(str(Path(__file__).parents[2] / "scripts"))
 import warm_start as ws
 
 

@@ -11,7 +11,7 @@ from trl.trainer import utils
 from trl.trainer.utils import shuffle_sequence_dict, split_tensor_dict
 
 import trl_tiny as tiny
-from dew.engines.compat import FUSED_HEAD, HEAD_OUTPUTS, IMAGE_KEYS, check_generated
+from dew.engines.compat import FUSED_HEAD, HEAD_OUTPUTS, IMAGE_KEYS, answers_of
 from dew.engines.trl import DewTrainer
 from dew.errors import EngineError
 
@@ -114,7 +114,7 @@ def test_the_logs_and_state_that_are_read_exist(plain):
 
 def test_another_number_of_generated_values_is_an_error():
     with pytest.raises(EngineError, match="9 values from _generate"):
-        check_generated([None] * (len(GENERATED) + 1))
+        answers_of([None] * (len(GENERATED) + 1))
 
 
 def test_unsloth_is_refused_by_name(monkeypatch, tmp_path):

@@ -192,7 +192,7 @@ def test_a_killed_run_with_checkpoints_elsewhere_is_not_replaced(tmp_path):
              data__train_batch_size=4, actor_rollout_ref__rollout={"n": 2})
         for x in ("saved", "elsewhere")
     )  # fmt: skip
-    recorder = Recorder(read_run_settings(first), check(first), limit=3)
+    recorder = Recorder(read_run_settings(first), check(first))
     recorder.start(first, steps=7, done=0)
     RunFolder(folder).append_metrics({"step": 1})
     recorder.end("failed")

@@ -89,7 +89,7 @@ def test_the_batches_of_a_step_are_weighted_by_their_answers():
 def test_a_record_holds_what_was_trained_on(name, tmp_path):
     found, advantages = credited(name, recorded=True)
     settings = RunSettings(folder=str(tmp_path), records_every=2)
-    recorder = Recorder(settings, context(name, H).algorithm, limit=3)
+    recorder = Recorder(settings, context(name, H).algorithm)
     assert recorder.due(1)
     recorder.record(1, found, record_columns(found, data(), TRUNCATED), Letters())
     assert not recorder.due(1) and recorder.due(2) and not recorder.due(3)
@@ -114,7 +114,7 @@ def test_verls_own_estimator_is_recorded_as_it_is():
 
 def test_a_step_becomes_a_line_of_the_folder(tmp_path):
     found, _ = credited()
-    recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
+    recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm)
     RunFolder(tmp_path).append_metrics({"step": 9})  # of a run without a checkpoint: this one starts again
     recorder.start({"data": {"train_batch_size": 4}, "actor_rollout_ref": {"rollout": {"n": 2}}}, steps=7, done=0)
     recorder.add(1, found, TRUNCATED)
@@ -130,7 +130,7 @@ def test_a_step_becomes_a_line_of_the_folder(tmp_path):
 def test_a_graded_reward_is_an_alarm_of_the_step_that_saw_it(tmp_path):
     found, _ = credited()
     graded = replace(found, rows=replace(found.rows, outcome=torch.linspace(0, 1, len(found.rows.outcome))))
-    recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm, limit=3)
+    recorder = Recorder(RunSettings(folder=str(tmp_path)), context("gtpo", H).algorithm)
     recorder.add(2, replace(found, rows=replace(found.rows, outcome=torch.tensor([1.0, 1, 1, 1, 0]))), TRUNCATED)
     recorder.add(3, graded, TRUNCATED)
     recorder.write(4, {"length/truncated_share": 0.5})

@@ -157,7 +157,7 @@ def train_grid(
 
 def _child(folder: Path, cell: "Cell", algorithm: str) -> Child:
     home = folder / cell.home
-    if any(home.glob("checkpoint-*/trainer_state.json")):
+    if RunFolder(home).resumable():
         return Child([*DEW, "resume", str(home)], home)
     shutil.rmtree(home, ignore_errors=True)
     flags = ["--algorithm", algorithm, "--seed", str(cell.seed), "--output_dir", str(home)]

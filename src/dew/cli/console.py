@@ -94,8 +94,7 @@ def show_error(problems: Sequence[Problem], source: str | None = None) -> None:
     lines, indent = ([Text(f"{source}:")], "  ") if source else ([], "")
     who = "" if is_main_process else f"process {os.environ['RANK']}: "
     for problem in problems:
-        what = f"{problem.what} {problem.why}".strip()
-        lines += [Text(indent + line) for line in what.splitlines()]
+        lines += [Text(indent + line) for line in problem.says.splitlines()]
         lines += [Text(f"{indent}→ {problem.remedy}", style="bold")] if problem.remedy else []
     if len(lines) > MAX_ERROR_LINES:
         lines = [*lines[: MAX_ERROR_LINES - 1], Text(f"... and {len(lines) - MAX_ERROR_LINES + 1} more lines")]

@@ -103,7 +103,7 @@ def resume_on_trl(folder: Path, changed: dict[str, Any], untrusted: bool) -> Non
         sweep(folder)
         out.print(f"{folder} is finished.\nModel: {folder / 'model'}\nReport: {build([folder])}")
         return
-    if run.finished() and not any(folder.glob("checkpoint-*/trainer_state.json")):
+    if run.finished() and not run.resumable():
         remedy = "Train again, with save_strategy: steps and the larger max_steps."
         raise ConfigError(Problem(f"{folder}: the run is finished and kept no checkpoint.", remedy=remedy))
     parsed = parse(read_run(folder / "config.yaml", changed), changed, untrusted=untrusted)

@@ -21,7 +21,7 @@ from dew.compare.scores import Scores, compare_scores
 from dew.compare.statistics import Difference, corrected, paired
 from dew.errors import ConfigError, DewError, Problem, RecordError
 from dew.files import is_plain, read_whole, write_atomically
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, algorithm_of
 
 GRID = "grid.json"
 REPLACED = ".replaced"
@@ -146,9 +146,8 @@ def read_result(folder: Path | str, **known: Any) -> Result:
     """Read the result of the run in this folder. `known` overrides facts of its run.json: arm, seed, task, ..."""
     run, folder = RunFolder(folder), Path(folder)
     facts, metrics = run.run(), run.metrics()
-    algorithm = facts.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, dict) else algorithm
-    about: dict[str, Any] = {"arm": str(facts.get("arm") or name or ""), "task": str(facts.get("data") or "")}
+    arm = facts.get("arm") or algorithm_of(facts)[0]
+    about: dict[str, Any] = {"arm": str(arm or ""), "task": str(facts.get("data") or "")}
     about |= {key: facts.get(key) for key in ("learning_rate", "control", "placebo")}
     about |= {"seed": facts.get("seed", 0), **known}
     rate = about["learning_rate"]

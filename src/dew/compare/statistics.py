@@ -28,6 +28,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1 - comb(n - c, k) / comb(n, k)
 
 
+def passes(n: int, c: int) -> dict[str, float]:
+    """pass@1, 2, 4, ... up to n, if c of n answers are correct."""
+    return {f"pass@{k}": pass_at_k(n, c, k) for k in sorted({2**i for i in range(n.bit_length())} | {n})}
+
+
 def maj_at_k(verdicts: Sequence[Verdict]) -> float:
     """1 if the most frequent extracted answer is correct; in a tie, the share of tied answers that are.
 
@@ -48,8 +53,7 @@ def score_problem(verdicts: Sequence[Verdict]) -> dict[str, float]:
     """All scores of one problem: pass@1, 2, 4, ... up to the number of answers, mean@k, and maj@k. A reward function
     extracts no answer to vote on, so its mean reward replaces maj@k."""
     n, c = len(verdicts), sum(verdict.correct for verdict in verdicts)
-    ks = sorted({2**i for i in range(n.bit_length())} | {n})
-    scores = {f"pass@{k}": pass_at_k(n, c, k) for k in ks} | {f"mean@{n}": c / n}
+    scores = passes(n, c) | {f"mean@{n}": c / n}
     if any(verdict.extracted is not None for verdict in verdicts) or all(verdict.value is None for verdict in verdicts):
         return {**scores, f"maj@{n}": maj_at_k(verdicts)}
     return {**scores, "reward": sum(verdict.reward for verdict in verdicts) / n}

@@ -56,7 +56,7 @@ IMAGE_KEYS = ("pixel_values", "image_grid_thw", "num_images", "pixel_attention_m
 """Further inputs of vision-language models, passed to the forward pass unchanged."""
 
 GENERATED = 8
-"""Number of values that `_generate` returns; dew reads the answers and the tool mask by position."""
+"""Number of values that `_generate` returns."""
 
 FUSED_HEAD = "_ChunkedLogProbFunction"
 """The autograd function of the fused head in `trl.trainer.utils`, which TRL's forward pass looks up by this name."""
@@ -73,8 +73,10 @@ def check_not_unsloth() -> None:
         raise EngineError(Problem("Unsloth is imported in this process.", why, remedy))
 
 
-def check_generated(values: Sequence[Any]) -> None:
-    """Raise if `_generate` changed, as in several TRL releases: columns would be mixed up without an error."""
+def answers_of(values: Sequence[Any]) -> tuple[list[list[int]], list[list[int]] | None]:
+    """Return the token ids of the answers and the tool mask of what `_generate` returned, by position. Raise if that
+    changed, as in several TRL releases: columns would be mixed up without an error."""
     if len(values) != GENERATED:
         what = f"TRL {installed('trl')} returns {len(values)} values from _generate; dew knows {GENERATED}."
         raise EngineError(Problem(what, remedy=f"Run: pip install 'trl=={SUPPORTED['trl'][1]}'."))
+    return values[1], values[2]

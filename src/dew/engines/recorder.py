@@ -61,7 +61,7 @@ class RunLog:
         self._rewards_seen = True
         problem = None if chosen else check_outcomes(algorithm, outcomes, advantages, self._names)
         if problem is not None and self._writes:
-            self._warn({"step": step, "alarm": "graded_reward", "message": f"{problem.what} {problem.why}",
+            self._warn({"step": step, "alarm": "graded_reward", "message": problem.says,
                         "remedy": problem.remedy, "value": None, "threshold": algorithm.threshold})  # fmt: skip
 
     def write(self, step: int, numbers: dict[str, Any]) -> None:

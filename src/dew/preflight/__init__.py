@@ -30,8 +30,7 @@ def graded(name: str, says: str, remedy: str, *, warn: bool, fail: bool = False)
 
 
 def from_problem(name: str, problem: Problem) -> Check:
-    says = " ".join(f"{problem.what} {problem.why}".split())
-    return failed(name, says, problem.remedy or "Fix this, then run dew preflight again.")
+    return failed(name, " ".join(problem.says.split()), problem.remedy or "Fix this, then run dew preflight again.")
 
 
 def passed(checks: Sequence[Check]) -> bool:

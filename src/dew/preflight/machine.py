@@ -25,12 +25,12 @@ import torch
 from packaging.version import Version
 
 from dew.engines.compat import SUPPORTED, installed, supported
-from dew.errors import loading, quoted
+from dew.errors import loading
 from dew.files import existing, try_writing
 from dew.memory import free_memory
 from dew.preflight import Check, failed, graded, guarded, ok, warning
 from dew.run.config import find_model
-from dew.run.folder import NO_STEP
+from dew.run.folder import occupied
 
 if TYPE_CHECKING:
     from dew.engines.trl.config import DewConfig
@@ -65,11 +65,8 @@ def check_folder(folder: Path) -> Check:
     except OSError as error:
         says = f"output_dir={str(folder)!r}: cannot write to {parent} ({error.strerror})."
         return failed("folder", says, "Choose another output_dir, or fix the permissions.")
-    names = {path.name for path in folder.iterdir()} - {".lock"} if folder.is_dir() else set()
-    if names and not ("run.json" in names and names <= NO_STEP):
-        says = f"output_dir={str(folder)!r} is not empty, so `dew train` will not use it."
-        remedy = f"Resume (dew resume {quoted(folder)}), choose another output_dir, or add --overwrite."
-        return warning("folder", says, remedy)
+    if problem := occupied(folder):
+        return warning("folder", problem.what, problem.remedy)
     return ok("folder", f"output_dir={str(folder)!r} is writable.")
 
 

@@ -245,7 +245,7 @@ def check_filter(args: DewConfig, name: str, answers: Answers) -> Check:
         return ok("filter", f"{algorithm.name} can use what {name} returned.")
     remedy = "Nothing to change if answers above your threshold are the correct ones." if chosen else problem.remedy
     fail = algorithm.dynamic_sampling and not chosen
-    return graded("filter", f"{name}: {problem.what} {problem.why}", remedy, warn=True, fail=fail)
+    return graded("filter", f"{name}: {problem.says}", remedy, warn=True, fail=fail)
 
 
 def _mean(values: np.ndarray) -> str:
@@ -267,7 +267,7 @@ def check_run(
         return [*checks, skipped("the rest", "Data, rewards, model and disk are checked once the settings are valid.")]
     args = parsed.args
     checks.append(ok("settings", f"Settings given: {len(parsed.run.settings)}, all valid."))
-    checks += [warning("settings", f"{problem.what} {problem.why}", problem.remedy) for problem in args.warnings()]
+    checks += [warning("settings", problem.says, problem.remedy) for problem in args.warnings()]
     checks.append(ok("batches", f"{args.batches}."))
     checks += guarded("folder", check_folder, Path(args.output_dir))
     low, high = LORA_RATES

@@ -53,11 +53,11 @@ def read_content(folders: Sequence[Path], rules: Sequence[str] = ()) -> Json:
     found = {run.resolve(): run for folder in folders for run in run_folders(folder)}  # each once
     runs = read_runs(list(found.values()))
     arms = [arm for folder in folders for arm in read_grid(folder).get("arms", [])]
-    tasks = list(dict.fromkeys(str(run.facts.get("data")) for run in runs))
+    tasks = list(dict.fromkeys(run.data for run in runs))
 
     def place(run: Run) -> tuple[int, int]:  # puts the baseline first
         arm = run.facts.get("arm")
-        return tasks.index(str(run.facts.get("data"))), arms.index(arm) if arm in arms else len(arms)
+        return tasks.index(run.data), arms.index(arm) if arm in arms else len(arms)
 
     return content_of(sorted(runs, key=place) if arms else runs, rules)
 
@@ -74,13 +74,12 @@ def _write(content: Json, out: Path | None, folder: Path) -> Path:
 def content_of(runs: Sequence[Run], rules: Sequence[str] = ()) -> Json:
     """Return the content of the page. Tasks of a study have separate results, as their scores are not comparable."""
     summaries = [[summary(group) for group in run.groups] for run in runs]
-    tasks = dict.fromkeys(str(run.facts.get("data")) for run in runs) if all("arm" in run.facts for run in runs) else {}
+    tasks = dict.fromkeys(run.data for run in runs) if all("arm" in run.facts for run in runs) else {}
     columns = [_columns(_thin_steps(run.metrics, min(MAX_STEPS, max(100, MAX_POINTS // len(runs))))) for run in runs]
     if len(tasks) > 1:
         results: Json = {"tasks": _tasks(runs, tasks)}
         for found in results["tasks"]:
-            of_task = [run.facts.get("data") == found["task"] for run in runs]
-            found["charts"] = charts_of(list(compress(columns, of_task)))
+            found["charts"] = charts_of(list(compress(columns, (run.data == found["task"] for run in runs))))
         title = f"{_title(list(dict.fromkeys(str(run.facts['arm']) for run in runs)))} on {len(tasks)} tasks"
     else:
         results = {**_results(runs, summaries), "charts": charts_of(columns)}
@@ -109,7 +108,7 @@ def _results(runs: Sequence[Run], summaries: Sequence[Sequence[Json]] = ()) -> J
 
 def _tasks(runs: Sequence[Run], tasks: Iterable[str]) -> list[Json]:
     """Return the results of each task. An arm has the same colour in all of them."""
-    of_task = {task: [run for run in runs if str(run.facts.get("data")) == task] for task in tasks}
+    of_task = {task: [run for run in runs if run.data == task] for task in tasks}
     found = [{"task": task, **_results(of_task[task])} for task in tasks]
     colours: dict[tuple[str, int], int] = {}
     for results in found:

@@ -14,7 +14,7 @@ from dew.compare.grid import read_grid
 from dew.errors import ConfigError, DewError, Problem, RecordError, quoted
 from dew.files import read_whole, stay_inside
 from dew.run.config import flat, parse_yaml
-from dew.run.folder import RunFolder
+from dew.run.folder import STATE, RunFolder, algorithm_of
 from dew.run.records import MAX_FILE, GroupRecord, Json, SchemaError, read_records, sample_records, try_json
 
 PAGE_TOKENS = 300_000
@@ -45,6 +45,11 @@ class Run:
     notices: list[str] = field(default_factory=list)
     """One sentence for each file that could not be read."""
     folder: Path | None = None
+
+    @property
+    def data(self) -> str:
+        """The task or data set; runs on different ones are not compared."""
+        return str(self.facts.get("data"))
 
     @property
     def start(self) -> str:
@@ -154,9 +159,7 @@ TRL_NAMES = {
 
 def _trl_state(folder: Path) -> Path | None:
     """Return trainer_state.json of the folder itself or of its last checkpoint."""
-    own = folder / "trainer_state.json"
-    found = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda p: (len(p.parent.name), p.parent.name))
-    return own if own.exists() else found[-1] if found else None
+    return next((path for place in (folder, *RunFolder(folder).resumable()) if (path := place / STATE).exists()), None)
 
 
 def _trl_run(folder: Path) -> Run:
@@ -316,8 +319,7 @@ def _settings(run: Run) -> tuple[dict[str, str], set[str]]:
         config = parse_yaml(run.config or "{}", run.name)
     except DewError:
         config = {}
-    algorithm = run.facts.get("algorithm")
-    name, own = (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, {})
+    name, own = algorithm_of(run.facts)
     known = ["engine", "model", "data", "learning_rate", "source", *(() if run.config else ("rewards", "batches"))]
     facts = {key: run.facts.get(key) for key in known} | {"algorithm": name, "start": run.start or None}
     lab = _texts(run.facts.get("settings"))  # whose runs have no config

@@ -17,7 +17,7 @@ from dew.errors import quoted
 from dew.report.readers import Run
 from dew.report.rules import recorded_rule
 from dew.run.alarms import FIRST, Alarms
-from dew.run.folder import RunFolder
+from dew.run.folder import RunFolder, algorithm_of
 from dew.run.records import Json
 
 METRICS = {
@@ -382,6 +382,4 @@ def remarks(run: Run, most: int = MAX_CHECKED) -> list[Json]:
         rules = Alarms(algorithm, run.facts.get("uses_threshold") is not False, lambda: kept)
         return [x for line in checked for x in rules.update(line["step"], line) if x["alarm"] not in raised]
 
-    facts = run.facts.get("algorithm")
-    facts = facts if isinstance(facts, dict) else {}
-    return fired() and fired(recorded_rule(facts.get("name"), facts.get("settings")))
+    return fired() and fired(recorded_rule(*algorithm_of(run.facts)))

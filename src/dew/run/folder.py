@@ -21,6 +21,8 @@ from dew.run.records import SCHEMA, GroupRecord, Json, check_schema, read_record
 MODEL_FILES = ("config.json", "adapter_config.json")
 RUN_AGAIN = "Run it again: dew train THIS_FILE --output_dir NEW_FOLDER"
 """The first line of the config.yaml in a run folder."""
+STATE = "trainer_state.json"
+"""The file of transformers without which a run cannot resume from a checkpoint."""
 VERLS_LATEST = "latest_checkpointed_iteration.txt"
 """verl's file with the step of its last complete checkpoint."""
 SILENCE = 600.0
@@ -87,11 +89,14 @@ class RunFolder:
         found = [(path.name.partition("-")[2], path) for path in self.path.glob("checkpoint-*")]
         return dict(sorted(((int(step), path) for step, path in found if step.isdecimal()), reverse=True))
 
+    def resumable(self) -> list[Path]:
+        """Return the checkpoints that have a `STATE`, newest first."""
+        return [path for path in self.checkpoints().values() if (path / STATE).is_file()]
+
     def model(self) -> Path | None:
         """Return the final model: `model/`, the lab's `adapter/`, the folder itself (if saved there from Python), or
         the newest checkpoint."""
-        saved = [path for path in self.checkpoints().values() if (path / "trainer_state.json").is_file()]
-        places = [self.path / "model", self.path / "adapter", self.path, *saved[:1]]
+        places = [self.path / "model", self.path / "adapter", self.path, *self.resumable()[:1]]
         return next((path for path in places if any((path / name).is_file() for name in MODEL_FILES)), None)
 
     def used(self) -> bool:
@@ -175,32 +180,41 @@ class RunFolder:
         return value
 
 
+def algorithm_of(facts: Json) -> tuple[Any, Any]:
+    """Return name and settings of the algorithm in run.json, in which other programs may write only a name."""
+    algorithm = facts.get("algorithm")
+    return (algorithm.get("name"), algorithm.get("settings")) if isinstance(algorithm, dict) else (algorithm, None)
+
+
 def make_folder(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(Problem(f"{folder} is a file, not a folder.", remedy="Choose another folder."))
     folder.mkdir(parents=True, exist_ok=True)
 
 
-NO_STEP = {"config.yaml", "run.json"}
-"""All files of a run that failed before its first step."""
-
-
 def claim(folder: Path, overwrite: bool) -> None:
-    """Make the folder. Raise an error if it holds anything, except a run that the caller will delete: with `overwrite`,
-    or if it failed before it wrote more than its settings."""
+    """Make the folder of a new run. Raise an error if it is `occupied`."""
     make_folder(folder)
     sweep(folder)
-    content = sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+    if problem := occupied(folder, overwrite):
+        raise ConfigError(problem)
+
+
+def occupied(folder: Path, overwrite: bool = False) -> Problem | None:
+    """Return a problem if the folder holds anything, except a run that the caller will delete: with `overwrite`, or if
+    it failed before it wrote more than its settings."""
+    content = sorted(path.name for path in folder.iterdir() if path.name != ".lock") if folder.is_dir() else []
     if not content:
-        return
+        return None
     config = folder / "config.yaml"  # if dew did not write it, the folder is the user's own
     by_dew = config.is_file() and config.read_bytes().startswith(f"# {RUN_AGAIN}".encode())
     if not by_dew and not any((folder / name).is_file() for name in ("run.json", "verl.yaml")):
         what = f"{folder} is not empty and does not hold a run. It has {', '.join(content[:3])}."
-        raise ConfigError(Problem(what, remedy="Choose another folder."))
-    if not overwrite and not {*content} <= NO_STEP:
+        return Problem(what, remedy="Choose another folder.")
+    if not overwrite and not {*content} <= {"config.yaml", "run.json"}:  # it made a step
         remedy = f"Resume the run (dew resume {quoted(folder)}), choose another folder, or add --overwrite."
-        raise ConfigError(Problem(f"{folder} already holds a run.", remedy=remedy))
+        return Problem(f"{folder} already holds a run.", remedy=remedy)
+    return None
 
 
 def _take(file: IO[Any], *, shared: bool = False) -> bool:

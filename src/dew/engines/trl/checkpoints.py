@@ -26,12 +26,11 @@ from transformers.trainer_utils import rotate_checkpoints
 from dew.decoding import replaced
 from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError, quoted
 from dew.files import read_whole, sync, write_atomically
-from dew.run.folder import MODEL_FILES, RunFolder
+from dew.run.folder import MODEL_FILES, STATE, RunFolder
 from dew.run.records import try_json
 
 logger = logging.getLogger("dew")
 
-STATE = "trainer_state.json"
 OWN_STATE = "dew_state_{}.pt"
 MANIFEST = "dew_manifest.json"
 INTERRUPTED = "the run was interrupted while writing it"

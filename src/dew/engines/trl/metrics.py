@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm.auto import tqdm  # type: ignore[import-untyped]
 from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
-from dew.compare.statistics import pass_at_k
+from dew.compare.statistics import passes
 from dew.engines.credit import Credit
 from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, entropy_sums, group_records
 from dew.engines.trl.batch import Batch, gather_columns
@@ -77,9 +77,8 @@ class StepStatistics:
 def pass_at(outcome: Tensor, threshold: float, size: int) -> Numbers:
     """Return pass@1, 2, 4, ... up to the group size, over the groups in which every answer has an outcome."""
     groups = outcome.view(-1, size)
-    counts = (groups > threshold)[~groups.isnan().any(-1)].sum(-1).tolist()
-    ks = sorted({2**i for i in range(size.bit_length())} | {size})
-    return {f"pass@{k}": sum(pass_at_k(size, c, k) for c in counts) / len(counts) for k in ks} if counts else {}
+    found = [passes(size, c) for c in (groups > threshold)[~groups.isnan().any(-1)].sum(-1).tolist()]
+    return {name: sum(x[name] for x in found) / len(found) for name in found[0]} if found else {}
 
 
 def generation_metrics(trainer: Any, batch: Batch, credit: Credit) -> Numbers:

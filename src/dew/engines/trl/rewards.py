@@ -62,10 +62,7 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
         what = f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?"
         why = "The others are only added to its reward."
         raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))
-    if wanted is not None and wanted not in names:
-        what = f"outcome_reward={wanted!r} is not one of the reward functions: {', '.join(names)}."
-        raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
-    outcome = 0 if wanted is None else list(names).index(wanted)
+    outcome = index_of(wanted, names)
     weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's reward: 1
     if required and weight != 1:
         why = f"The outcome reward {names[outcome]!r} must have weight 1; the others are relative to it."
@@ -74,6 +71,14 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
             remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}."
         raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
     return outcome
+
+
+def index_of(outcome_reward: str | None, names: Sequence[str]) -> int:
+    """Return the index of the reward of this name, or of the first. Raise an error if there is none of this name."""
+    if outcome_reward is not None and outcome_reward not in names:
+        what = f"outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
+        raise ConfigError(Problem(what, remedy=did_you_mean(str(outcome_reward), names)))
+    return 0 if outcome_reward is None else list(names).index(outcome_reward)
 
 
 def add_environments(trainer: Any, given: int) -> int:

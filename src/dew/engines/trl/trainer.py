@@ -18,7 +18,7 @@ from trl import GRPOTrainer
 
 from dew.compare.sampling import check_prompt
 from dew.decoding import replaced, uncompiled
-from dew.engines.compat import IMAGE_KEYS, check_generated, check_not_unsloth
+from dew.engines.compat import IMAGE_KEYS, answers_of, check_not_unsloth
 from dew.engines.credit import Credit, Signals, give_credit
 from dew.engines.recorder import Numbers, due
 from dew.engines.trl import checkpoints, metrics, rollout
@@ -53,13 +53,13 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
     ) -> None:  # fmt: skip
         check_not_unsloth()
         metrics.show_logs()
-        if isinstance(model, str):
-            model = loadable_model(model, "model", (getattr(args, "model_init_kwargs", None) or {}).get("revision"))
         if args is None:
             name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
+        if isinstance(model, str):
+            model = loadable_model(model, "model", (args.model_init_kwargs or {}).get("revision"))
         if problems := args.guide_problems() if guide is not None else []:
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
@@ -253,8 +253,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         with self._recorder.phase("generation"), rollout.dropout_off(self.model), uncompiled(self.model):
             trl = super()._generate
             generated = trl(prompts) if self._guide is None else self._guide.generate(prompts, trl)
-        check_generated(generated)
-        self._capture.completion_ids, self._capture.tool_mask = generated[1], generated[2]
+        self._capture.completion_ids, self._capture.tool_mask = answers_of(generated)
         return generated
 
     def sampling_model(self) -> Any:

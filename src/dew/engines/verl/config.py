@@ -13,7 +13,7 @@ from typing import Any
 from dew.algorithms import Algorithm, algorithm_classes, get_algorithm
 from dew.errors import ConfigError, DewError, EngineError, Problem, did_you_mean, unknown, wrong_types
 from dew.run.config import flat
-from dew.run.folder import VERLS_LATEST, RunFolder
+from dew.run.folder import VERLS_LATEST, RunFolder, algorithm_of
 from dew.run.settings import ACTOR, MODEL, ROLLOUT, SETTINGS
 
 FSDP, LOSS_MODE = f"{ACTOR}.fsdp_config", f"{ACTOR}.policy_loss.loss_mode"
@@ -136,7 +136,7 @@ def check_folder(config: Any, folder: str) -> None:
     would have the metrics or the weights of two. A run that ended before its first checkpoint may start again."""
     mode, where = read(config, "trainer.resume_mode"), Path(str(read(config, "trainer.default_local_dir")))
     run, saved = RunFolder(folder).run(), (where / VERLS_LATEST).is_file()
-    same = run.get("engine") == "verl" and read(run, "algorithm.name") == read(config, "algorithm.adv_estimator")
+    same = run.get("engine") == "verl" and algorithm_of(run)[0] == read(config, "algorithm.adv_estimator")
     ended = run.get("status") == "done" or (Path(run.get("checkpoints") or where) / VERLS_LATEST).is_file()
     goes_on = same and (saved or not ended)
     if RunFolder(folder).used() and not (mode == "resume_path" or (mode == "auto" and goes_on)):

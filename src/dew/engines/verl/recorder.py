@@ -36,9 +36,9 @@ class Recorder(RunLog):
     chosen = False
     """Whether the config sets the threshold."""
 
-    def __init__(self, settings: RunSettings, algorithm: Algorithm, limit: int) -> None:
+    def __init__(self, settings: RunSettings, algorithm: Algorithm) -> None:
         super().__init__(settings.folder, names=KEYS)
-        self.settings, self.algorithm, self.limit = settings, algorithm, limit
+        self.settings, self.algorithm = settings, algorithm
         self._batches: list[tuple[int, Numbers]] = []
         self._recorded = 0
 

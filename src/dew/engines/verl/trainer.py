@@ -49,8 +49,7 @@ class CreditMixin:
         self.algorithm = check(config, estimators=ADV_ESTIMATOR_REGISTRY)
         self._credits = self.algorithm.name in dew_estimators()
         settings = read_run_settings(config)
-        limit = int(config.data.max_response_length)
-        self._recorder = Recorder(settings, self.algorithm, limit) if settings else None
+        self._recorder = Recorder(settings, self.algorithm) if settings else None
         self._resolved = OmegaConf.to_yaml(config, resolve=True) if settings else ""
         config.trainer.v1.trainer_mode = MODES[config.trainer.v1.trainer_mode]  # verl compares it in several places
         if self._credits:
@@ -116,7 +115,7 @@ class CreditMixin:
             rewards, mask, advantages = (_padded(data[name]) for name in ("rm_scores", "response_mask", "advantages"))
             found = record_rows(context, rewards, mask.bool(), _listed(data, "uid"), advantages)
         ends = [batch.tags[b]["response_len"] for b in found.conversations.last_row]
-        truncated = torch.tensor(ends) >= recorder.limit
+        truncated = torch.tensor(ends) >= self.config.data.max_response_length
         numbers = recorder.add(self.global_steps, found, truncated)
         if context.recorded:
             columns = record_columns(found, {**_texts(batch), "reward_extra_info": infos}, truncated)
