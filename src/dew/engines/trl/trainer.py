@@ -382,7 +382,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if found := self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled):
             self.optimizer.zero_grad()
             logger.warning("Skipping step %d, which is not finite: %s", step, found)
-        self._put({"steps/skipped": float(found is not None)})
+        of_credit = found is not None and found.startswith(("reward", "advantages"))
+        self._put({"steps/skipped": float(found is not None), "steps/credit_not_finite": float(of_credit)})
         if norm is not None:
             self._recorder.put(metrics.finite_only({"grad_norm": value}))
         return norm
