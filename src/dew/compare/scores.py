@@ -84,9 +84,11 @@ def _answers(
 ) -> tuple[list[list[Sampled]], float]:
     """The answers and the seconds of sampling them: from the file `keep`, else new ones, which are written to it."""
     keys = problem_keys((row["prompt"], row.get("answer")) for row in rows) if keep else []
-    made = {"model": name, "sampling settings": asdict(sampling), "problems": keys}
+    files = [(path.name, path.stat()) for path in sorted(Path(name).glob("*.safetensors"))]  # none with a hub's name
+    weights = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files]
+    made = {"model": name, "weights": weights, "sampling settings": asdict(sampling), "problems": keys}
     if keep and (found := read_unscored(keep)):
-        if other := [what for what, value in made.items() if found[what] != value]:
+        if other := [what for what, value in made.items() if found.get(what) != value]:
             what = f"{keep} has answers that are not scored yet, of an evaluation with other {' and '.join(other)}."
             raise ConfigError(Problem(what, remedy="Repeat that evaluation, or name a new file."))
         log.warning("%s: scoring the answers that were sampled earlier.", keep)
