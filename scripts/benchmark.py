@@ -25,7 +25,7 @@ from time import perf_counter
 from benchmark_page import page
 from benchmark_stages import missing, points, texts
 
-from dew.compare.grid import run_folders
+from dew.compare.grid import runs_inside
 from dew.errors import ConfigError, DewError, Problem
 from dew.files import write_atomically
 from dew.report import benchmark as b
@@ -41,7 +41,7 @@ def pack(work: Path, data: Path) -> list[Path]:
     for folder in sorted(path.parent for path in work.glob("*/grid.json")):
         old = sorted((data / folder.name).glob("*.jsonl.gz"))
         packed = {name for archive in old for name in b.archived(archive)}
-        homes = [home.relative_to(folder) for home in run_folders(folder)]
+        homes = [home.relative_to(folder) for home in runs_inside(folder)]
         names = [str(home / name) for home in homes if str(home / FILES[0]) not in packed for name in FILES]
         if names:
             path = data / folder.name / f"{len(old) + 1:03}.jsonl.gz"

@@ -17,7 +17,7 @@ from typing import Any
 
 from dew.cli.demo import BASELINE, DEMO_RUNS
 from dew.compare import Result, compare_runs, read_result
-from dew.compare.grid import run_folders
+from dew.compare.grid import runs_inside
 from dew.compare.verdicts import markdown_table, signed, spread
 from dew.run.folder import RunFolder
 
@@ -36,9 +36,9 @@ def entry(name: str, what: str, results: list[Result]) -> dict[str, Any]:
 
 def measured_in(folder: Path, rate: float) -> dict[str, Any]:
     """The runs of `dew compare`, or a study of `dew lab` at this learning rate."""
-    results = [read_result(run) for run in run_folders(folder)]
+    results = [read_result(run) for run in runs_inside(folder)]
     if any(r.learning_rate for r in results):
-        model = RunFolder(run_folders(folder)[0]).run().get("warm_start", {}).get("model")
+        model = RunFolder(runs_inside(folder)[0]).run().get("warm_start", {}).get("model")
         found = [r for r in results if r.learning_rate == rate and (model or r.task == TASK)]
         if model:
             return entry("model", f"{Path(model).name} with LoRA, {found[0].task}, {{seeds}} seeds", found)

@@ -99,7 +99,7 @@ def test_every_command_has_help(dew, name):
 
 
 def test_without_arguments_it_shows_its_help_and_no_line_is_cut():
-    done = subprocess.run([sys.executable, "-m", "dew.cli"], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "dew"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and not done.stderr
     assert re.findall(r"^  (\w+)  .*[^.]\.$", done.stdout, flags=re.MULTILINE) == COMMANDS
     group = typer.main.get_command(app)

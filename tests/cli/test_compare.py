@@ -86,7 +86,7 @@ def test_a_comparison_killed_half_way_resumes(tmp_path):
     words = ["compare", "tiny/countdown", "--algorithms", "gtpo(pool=outcome),grpo", "--seeds", "1"]
     words += ["--parallel", "1", "--out", "c"]
     words += ["--max_steps", "4", "--scores", "{problems: 8, k: 4}", "--save_steps", "1"]
-    typed = [sys.executable, "-m", "dew.cli", *words]
+    typed = [sys.executable, "-m", "dew", *words]
     running = subprocess.Popen(typed, cwd=tmp_path)
     while not (tmp_path / "c" / "grpo-seed0" / "checkpoint-1" / "trainer_state.json").exists():
         assert running.poll() is None

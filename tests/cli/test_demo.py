@@ -146,7 +146,7 @@ def test_a_run_is_finished_when_it_is_evaluated(tmp_path, status, model, scores,
 # ── The whole ─────────────────────────────────────────────────────────────────────────────────────────────
 @pytest.mark.slow
 def test_the_demo_as_a_newcomer_types_it(tmp_path):
-    words = [sys.executable, "-m", "dew.cli", "demo", "--steps", "8", "--out", "out"]
+    words = [sys.executable, "-m", "dew", "demo", "--steps", "8", "--out", "out"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for said in ("What this does", "dapo-seed0: step 8/8", "dew-seed0: step 8/8", "one run each", "dew compare"):

@@ -32,7 +32,7 @@ SMALL = {**trl_tiny.COUNTDOWN, "max_completion_length": 32, "records_every": 1, 
 
 def start(*words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-    command = [sys.executable, "-m", "dew.cli", *map(str, words)]
+    command = [sys.executable, "-m", "dew", *map(str, words)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
@@ -312,7 +312,7 @@ def test_a_run_that_failed_before_its_first_step_is_replaced(config, tmp_path, d
 
 
 def test_only_the_first_of_several_processes_prints():
-    command = [sys.executable, "-m", "dew.cli", "recipes"]
+    command = [sys.executable, "-m", "dew", "recipes"]
     done = subprocess.run(command, env={**os.environ, "RANK": "1"}, capture_output=True, text=True, check=True)
     assert not done.stdout
 

@@ -13,6 +13,7 @@ from dew.compare.sampling import Sampled, Sampling
 from dew.compare.scores import ScoredProblem, Scores
 from dew.rewards import Verdict
 from dew.tasks import TINY
+from dew.tasks.games import BUNDLED
 
 
 @pytest.fixture
@@ -90,6 +91,18 @@ def test_answers_that_could_not_be_scored_are_scored_by_the_same_command(dew, tm
     assert code == 0 and "scoring the answers that were sampled earlier" in err
     first, second = (Scores.read(path) for path in (kept, tmp_path / "a file-vs.json"))
     assert first["reward"].value == 4 and first.problems[0].answers[0].text != "7" == second.problems[0].answers[0].text
+
+
+def test_answers_of_weights_that_have_changed_since_are_not_scored(dew, tmp_path):
+    model, rule, kept = tmp_path / "model", tmp_path / "rule.py", tmp_path / "kept.json"
+    shutil.copytree(TINY, model)
+    words = ["eval", model, "--reward", f"{rule}:score", "-n", 2, "-k", 2, "--task", "countdown", "--keep", kept]
+    rule.write_text("def score(completions, **_):\n    raise ValueError('oops')\n")
+    for _ in range(2):
+        assert "oops" in dew(*words)[2]
+    shutil.copy(BUNDLED["tiny6"] / "model.safetensors", model)
+    code, _, err = dew(*words)
+    assert code == 1 and "are not scored yet, of an evaluation with other weights." in err
 
 
 def test_answers_are_not_lost_without_keep(dew, tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ import torch
 from dew.compare import Sampling, compare_scores, evaluate, sample
 from dew.errors import ConfigError, RewardError
 from dew.rewards import verifier
-from dew.tasks import TINY, Countdown
+from dew.tasks import TINY, Countdown, task
 
 transformers = pytest.importorskip("transformers")
 
@@ -133,9 +133,11 @@ def test_an_evaluation_without_any_reward_is_an_error(tiny, values):
 
 
 # ── Edges ─────────────────────────────────────────────────────────────────────────────────────────────────
-def test_rows_need_prompts_and_a_verifier(tiny):
-    with pytest.raises(ConfigError, match="Rows need a verifier"):
-        evaluate(*tiny, Countdown().rows(1))
+def test_rows_need_prompts_and_a_verifier(tiny, tmp_path):
+    (tmp_path / "math.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 20)
+    for problems in (Countdown().rows(1), task(f"{tmp_path}/math.jsonl")):  # which is not the built-in task `math`
+        with pytest.raises(ConfigError, match="Rows and files need a verifier"):
+            evaluate(*tiny, problems)
     for rows in ([], [{"problem": "1+1"}]):
         with pytest.raises(ConfigError, match="rows are empty or have no column `prompt`"):
             evaluate(*tiny, rows, verifier("countdown"))

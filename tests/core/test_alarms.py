@@ -14,7 +14,7 @@ HEALTHY = {
     "credit/top1_share": 0.02, "credit/tokens": 200.0, "credit/max_weight": 4.0, "credit/flipped_share": 0.0,
     "eval/pass@1": 0.4, "eval/pass@16": 0.9, "ratio/abs_log": 0.01, "sampler/kl": 0.001, "clip/low": 0.01,
     "clip/high": 0.02, "kl/approx": 0.002, "verifier/failed_share": 0.0, "grad_norm": 0.3, "loss": 0.001,
-    "groups/short": 0.0, "steps/skipped": 0.0, "unscored_share": 0.2,
+    "groups/short": 0.0, "steps/skipped": 0.0, "steps/credit_not_finite": 0.0, "unscored_share": 0.2,
 }  # fmt: skip
 
 # name -> (number of bad steps, their metrics); the alarm must fire at the last of them and not before
@@ -38,6 +38,7 @@ BAD = {
     "no_gradient": (5, {"grad_norm": 0.0}),
     "not_finite": (1, {"loss": math.nan}),
     "skipped": (1, {"steps/skipped": 1.0}),
+    "credit_not_finite": (1, {"steps/skipped": 1.0, "steps/credit_not_finite": 1.0}),
     "batch_not_full": (1, {"groups/short": 2.0}),
 }
 

@@ -255,6 +255,13 @@ def test_a_reward_function_is_called_as_in_training(tmp_path):
     assert task.rewards(answers, torch.tensor([[[0]]])).tolist() == [[0.0, 0.0, 3.0]]
 
 
+def test_a_file_named_like_a_built_in_task_does_not_get_its_verifier(tmp_path):
+    file = tmp_path / "countdown.jsonl"
+    file.write_text("\n".join(map(json.dumps, task("countdown").rows(20))))
+    with pytest.raises(ConfigError, match=r"countdown.jsonl has no verifier of its own"):
+        TextTask(str(file), load_base("tiny", "cpu"), 12, 4)
+
+
 def test_the_kl_divergence_is_that_from_the_base_model():
     """0 at the start, and after an update the mean difference from an unchanged model."""
     run = stack(["dapo", "dew"], seeds=(0, 1))

@@ -425,7 +425,10 @@ def test_only_comparable_runs_are_paired() -> None:
     assert pairs_of([*grpo, *dapo, run_with("again", "dapo", 0, 0.9)]) == {("dapo", "grpo"): (0.3, 0.2, 0.2)}
     unequal = content_of([*grpo, *dapo[:2]])
     assert unequal["headline"].endswith("dapo (2 runs) 70% to 70% solved, grpo (3 runs) 50%")
-    assert "over the seeds that it shares with the baseline: 2 of dapo." in unequal["findings"][1]["text"]
+    says = "over all seeds of an arm (0–2 of grpo; 0–1 of dapo), differences over those that it shares with the base"
+    assert says in unequal["findings"][1]["text"]
+    others = [run_with(f"dew{s}", "dew", s, 0.6) for s in (0, 2, 5)]  # equally many seeds, but not the same ones
+    assert "(0–2 of grpo; 0, 2, 5 of dew), diff" in content_of([*grpo, *dapo, *others])["findings"][1]["text"]
     assert "(3 runs)" not in content_of([*grpo, *dapo])["headline"]
     failed = replace(dapo[0], metrics=dapo[0].metrics[:4])
     assert pairs_of([*grpo, failed, *dapo[1:]]) == {("dapo", "grpo"): (0.2, 0.2)}

@@ -296,7 +296,7 @@ def test_pickles_in_a_checkpoint_are_not_run(here):
     Path("r.yaml").write_text(json.dumps(settings))
 
     def call(*words):
-        return subprocess.run([sys.executable, "-m", "dew.cli", *words], capture_output=True, text=True, check=False)
+        return subprocess.run([sys.executable, "-m", "dew", *words], capture_output=True, text=True, check=False)
 
     assert call("train", "r.yaml").returncode == 0
     shutil.rmtree("saved/model")

@@ -19,6 +19,7 @@ EVERY_STEP = {
     "groups/rounds", "groups/mixed_share", "clip/low", "clip/high", "ratio/mean", "ratio/max", "kl/approx",
     "length/mean", "length/max", "length/truncated_share", "seconds/generation", "seconds/scoring", "seconds/credit",
     "seconds/update", "tokens_per_second", "loss", "grad_norm", "learning_rate", "steps/skipped",
+    "steps/credit_not_finite",
 }  # fmt: skip
 WITH_SIGNAL = {
     "credit/mean_correct", "credit/std_correct", "credit/mean_wrong", "credit/std_wrong", "credit/top20_share",

@@ -145,6 +145,17 @@ def test_the_filter_reads_the_outcome_reward_alone_and_reports_the_groups(algori
         assert line["accuracy"] < 0.6, "over all sampled groups, half of which cannot be solved"
 
 
+def test_answers_that_may_exceed_the_context_of_the_model_are_one_warning(tmp_path, caplog):
+    """Prompts have 4 tokens."""
+    for context, room in ((9, 5), (4, None), (10, None)):
+        caplog.clear()
+        policy = tiny.model(max_position_embeddings=context)
+        tiny.trainer(tmp_path / str(context), policy=policy).train()
+        says = f"max_completion_length=6: with a prompt of 4 tokens, more than the context of {context}. "
+        says += f"Set max_completion_length to at most {room}." if room else "Remove the longest prompts."
+        assert caplog.text.count(says) == (context < 10) == ("more than the context" in caplog.text)
+
+
 def test_soft_overlong_penalises_length_but_never_decides(tmp_path):
     """Limit 6, buffer 4: an answer of n tokens is penalised by −(n − 2)/4, at least −1."""
     kwargs = {"overlong": "soft", "overlong_buffer": 4, "dynamic_sampling": False}

@@ -76,6 +76,6 @@ def test_killed_at_fifty_random_moments(whole, tmp_path):
 def test_two_runs_with_the_same_seed_are_identical(whole, tmp_path):
     """In another Python process with another hash seed."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "dew.cli", "train", str(killing.configuration(tmp_path / "again"))]
+    command = [sys.executable, "-m", "dew", "train", str(killing.configuration(tmp_path / "again"))]
     subprocess.run(command, check=True, env={**environment, "PYTHONHASHSEED": "7"}, stdout=subprocess.DEVNULL)
     assert_same(tmp_path / "again", whole)

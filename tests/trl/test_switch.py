@@ -105,6 +105,7 @@ def test_batches_that_do_not_line_up_are_named_when_a_trainer_is_built(tmp_path,
 def test_the_model_of_a_lora_run_from_python_is_found_and_merged(run):
     model, tokenizer = load_model(str(run[1]))  # its newest checkpoint
     assert not any("lora" in name for name, _ in model.named_parameters())
+    assert model.config._name_or_path == str(RunFolder(run[1]).model())  # of the scores, not the base model's
     assert "2508.04349" in (run[1] / "README.md").read_text()
     ids = tokenizer("1+2=", return_tensors="pt")["input_ids"]
     run[0].model.eval()

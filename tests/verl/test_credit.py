@@ -109,6 +109,17 @@ def test_the_rows_of_a_conversation_are_one_answer(name):
     close(torch.cat([rows["u_2_0"][:1], rows["u_2_1"]]), expected[2, :3])
 
 
+def test_the_limit_of_the_length_is_that_of_a_row():
+    """Limit 4, buffer 2: rows of 2, 3 and 4 tokens cost 0, 0.5 and 1. The last row of the first answer has 2."""
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
+    rewards, changed = torch.zeros(4, 4), {"overlong": "soft", "overlong_buffer": 2, "max_tokens": 4}
+    rewards[:3, 0] = 1.0
+    keys = ["u_0_0", "u_0_1", "u_1_0", "u_2_0"]
+    advantages, c = estimate("dapo", rewards, mask, ["u"] * 4, None, changed, keys=keys, acc=rewards.sum(-1))
+    close(advantages[[0, 2, 3], 0], grpo_advantages(torch.tensor([1.0, 0.5, -1.0])))
+    close(c.credited[0].credit.extra, [0, -0.5, -1])
+
+
 def test_turns_are_the_runs_of_the_response_mask():
     """compare="turn" compares H = 1, 3, 2 of the first turns (mean 2) and H = 2, 6 of the second ones (mean 4)."""
     mask = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 0, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])

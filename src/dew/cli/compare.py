@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 PER_RUN = ("algorithm", "seed", "output_dir")
 """Settings that the comparison chooses for each run."""
 CONFIG = "recipe.yaml"
-DEW = (sys.executable, "-m", "dew.cli")
+DEW = (sys.executable, "-m", "dew")
 BETWEEN = re.compile(r",(?![^()]*(?:\([^()]*\)[^()]*)*\))")
 """Commas between algorithms, but not inside `gtpo(pool=outcome,entropy_clip=(0.01,5))`."""
 

@@ -331,7 +331,9 @@ def load_weights(folder: Path) -> Any:
         if (folder / "adapter_config.json").is_file():
             from peft import AutoPeftModelForCausalLM as Peft
 
-            return Peft.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True).merge_and_unload()
+            adapted = Peft.from_pretrained(str(folder), trust_remote_code=False, use_safetensors=True)
+            adapted.config._name_or_path = str(folder)  # it is that of the base model
+            return adapted.merge_and_unload()
         return AutoModelForCausalLM.from_pretrained(
             str(folder), trust_remote_code=False, use_safetensors=True, dtype="auto"
         )

@@ -92,7 +92,7 @@ ENDS = 200
 
 def _read(source: Path, step: int | None) -> list[GroupRecord]:
     """Return the groups of a file or of a step, or a sample of a run's groups."""
-    from dew.compare.grid import run_folders
+    from dew.compare.grid import runs_inside
     from dew.report.readers import read_run, read_sample
 
     if not source.is_dir():
@@ -103,7 +103,7 @@ def _read(source: Path, step: int | None) -> list[GroupRecord]:
     files = RunFolder(source).record_files()
     if not files:
         of_lab = RunFolder(source).run().get("engine") == "lab"  # which records the first seed
-        inside = run_folders(source.parent if of_lab else source)
+        inside = runs_inside(source.parent if of_lab else source)
         runs = [run for run in inside if RunFolder(run).record_files()]
         if not runs:
             read_run(source, 0)  # an error if it is not a run

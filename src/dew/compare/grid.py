@@ -170,7 +170,7 @@ def read_result(folder: Path | str, **known: Any) -> Result:
     return Result(**about, scores=scores, groups=groups, folder=run.path)
 
 
-def run_folders(study: Path) -> list[Path]:
+def runs_inside(study: Path) -> list[Path]:
     """The run folders in a study's folder, up to two levels down; hidden folders are skipped."""
     return sorted(path.parent for pattern in ("[!.]*/run.json", "[!.]*/*/run.json") for path in study.glob(pattern))
 

@@ -40,24 +40,26 @@ def evaluate(
 
     `model` is a transformers model, or the `vllm.LLM` that `load_vllm` returns.
     `problems` is a task (256 of its held-out problems, or `n_problems`; always the same ones), or a list or data set of
-    rows with a `prompt` (all, or the first `n_problems`). Built-in tasks have a verifier; rows need `verifier`, which
-    may also be a reward function as TRL calls it: an answer is correct if its reward is above `threshold`.
+    rows with a `prompt` (all, or the first `n_problems`). Built-in tasks have a verifier; rows and files need
+    `verifier`, which may also be a reward function as TRL calls it: an answer is correct if its reward is above
+    `threshold`.
     The answers are written to the file `keep` before they are scored; the same call then does not sample them again.
     Further settings are those of `Sampling`: k, temperature, top_p, greedy, max_new_tokens, batch_size, seed.
     """
     if n_problems is not None and n_problems < 1:
         raise ConfigError(f"{n_problems} problems: evaluate at least one.")
+    if verifier is None:
+        if isinstance(problems, Iterable) or (isinstance(problems, Dataset) and not problems.built_in):
+            remedy = "Write evaluate(..., verifier=dew.rewards.verifier(NAME))."
+            raise ConfigError(Problem("Rows and files need a verifier to score the answers.", remedy=remedy))
+        verifier = rewards.verifier(problems.name)
     if isinstance(problems, Iterable):
         rows = list(islice(problems, n_problems))
         if not rows or "prompt" not in rows[0]:
             raise ConfigError("No problems to evaluate: the rows are empty or have no column `prompt`.")
-        if verifier is None:
-            remedy = "Write evaluate(..., verifier=dew.rewards.verifier(NAME))."
-            raise ConfigError(Problem("Rows need a verifier to score the answers.", remedy=remedy))
         task_name = reward_name(verifier)
     else:
         rows, task_name = problems.rows(n_problems or N_PROBLEMS, split="held_out"), problems.name
-        verifier = verifier or rewards.verifier(problems.name)
     settings = Sampling(**sampling)
     _check_columns(verifier, rows[0])
     model_name = str(model.llm_engine.model_config.model if is_vllm(model) else model.config._name_or_path)
@@ -82,9 +84,11 @@ def _answers(
 ) -> tuple[list[list[Sampled]], float]:
     """The answers and the seconds of sampling them: from the file `keep`, else new ones, which are written to it."""
     keys = problem_keys((row["prompt"], row.get("answer")) for row in rows) if keep else []
-    made = {"model": name, "sampling settings": asdict(sampling), "problems": keys}
+    files = [(path.name, path.stat()) for path in sorted(Path(name).glob("*.safetensors"))]  # none with a hub's name
+    weights = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in files]
+    made = {"model": name, "weights": weights, "sampling settings": asdict(sampling), "problems": keys}
     if keep and (found := read_unscored(keep)):
-        if other := [what for what, value in made.items() if found[what] != value]:
+        if other := [what for what, value in made.items() if found.get(what) != value]:
             what = f"{keep} has answers that are not scored yet, of an evaluation with other {' and '.join(other)}."
             raise ConfigError(Problem(what, remedy="Repeat that evaluation, or name a new file."))
         log.warning("%s: scoring the answers that were sampled earlier.", keep)

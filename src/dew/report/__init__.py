@@ -13,7 +13,7 @@ from typing import Any
 from dew import __version__
 from dew.compare.grid import read_grid
 from dew.errors import ConfigError, Problem
-from dew.report.readers import Run, arms_of, evenly, read_records_file, read_runs, run_folders
+from dew.report.readers import Run, arms_of, evenly, read_records_file, read_runs, runs_at
 from dew.report.results import findings_of, headline, rows_of
 from dew.report.rules import Values, credit_by_rule, method_of
 from dew.report.tokens import above_mean, around_divergence, nearest_correct, statistics, summary
@@ -50,7 +50,7 @@ def build_from_records(file: Path, out: Path | None = None, rules: Sequence[str]
 def read_content(folders: Sequence[Path], rules: Sequence[str] = ()) -> Json:
     if not folders:
         raise ConfigError(Problem("No run given.", remedy="Give at least one run folder, such as runs/NAME."))
-    found = {run.resolve(): run for folder in folders for run in run_folders(folder)}  # each once
+    found = {run.resolve(): run for folder in folders for run in runs_at(folder)}  # each once
     runs = read_runs(list(found.values()))
     arms = [arm for folder in folders for arm in read_grid(folder).get("arms", [])]
     tasks = list(dict.fromkeys(run.data for run in runs))

@@ -58,7 +58,7 @@ class Run:
         return str(start.get("digest")) if isinstance(start, dict) else ""
 
 
-def run_folders(folder: Path) -> list[Path]:
+def runs_at(folder: Path) -> list[Path]:
     """Return the folder itself or, if it is not a run, the runs inside it, up to two levels down."""
     if not folder.is_dir() or _kind(folder):
         return [folder]
@@ -67,7 +67,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def has_run(folder: Path) -> bool:
-    return any(_kind(inner) for inner in run_folders(folder))
+    return any(_kind(inner) for inner in runs_at(folder))
 
 
 def _kind(folder: Path) -> str | None:

@@ -3,8 +3,9 @@ scores, alarms, and findings from the recorded tokens)."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -256,18 +257,29 @@ def _unpaired(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -
     text = f"The runs have {low} to {high} steps: means over training are paired only between runs of equal length."
     texts = [text] if low < high else []
 
-    def seeds(arm: Json) -> set[tuple[Any, str]]:
-        return {(runs[i].facts.get("seed"), runs[i].start) for i in arm["runs"]}
+    def seeds(arm: Json) -> set[tuple[str, str]]:
+        return {(str(runs[i].facts.get("seed")), runs[i].start) for i in arm["runs"]}
 
-    shared = {arm["label"]: len(seeds(arm) & seeds(of)) for arm, of in _compared(arms) if seeds(arm) != seeds(of)}
-    if some := [f"{n} of {label}" for label, n in shared.items() if n > 1]:
-        what = "Means are over all runs of an arm, differences over the seeds that it shares with the baseline"
-        texts.append(f"{what}: {listed(some)}.")
+    unequal = [(arm, of) for arm, of in _compared(arms) if seeds(arm) != seeds(of) and len(seeds(arm) & seeds(of)) > 1]
+    of_seeds: dict[str, list[str]] = {}
+    for arm in (arm for arm in arms if any(arm in pair for pair in unequal)):
+        of_seeds.setdefault(_ranges(seed for seed, _ in seeds(arm)), []).append(arm["label"])
+    if of_seeds:
+        each = "; ".join(f"{text} of {listed(labels)}" for text, labels in of_seeds.items())
+        what = f"Means and curves are over all seeds of an arm ({each}), differences over those that it shares with"
+        texts.append(f"{what} the baseline.")
     known = {d.arm for row in rows for d in row["differences"]}
     if alone := [arm["label"] for arm, _ in _compared(arms) if arm["label"] not in known]:
         needed = "two common seeds with the same start, or one run each with evaluated answers to the same problems"
         texts.append(f"Not compared with the baseline, which needs {needed}: {listed(alone)}.")
     return [{"kind": "verdict", "text": text, "link": "#curves"} for text in texts]
+
+
+def _ranges(seeds: Iterable[str]) -> str:
+    """Return numbers as text: 0–2, 7."""
+    numbers = sorted({int(seed) for seed in seeds if seed.isdecimal()})
+    successive = ([x for _, x in of] for _, of in groupby(enumerate(numbers), lambda place: place[1] - place[0]))
+    return ", ".join(f"{first}–{more[-1]}" if more else str(first) for first, *more in successive)
 
 
 def _score_changes(runs: Sequence[Run], arms: Sequence[Json], rows: Sequence[Json]) -> list[Json]:

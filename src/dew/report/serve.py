@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dew.errors import ConfigError, DewError, Problem
 from dew.report import read_content
-from dew.report.readers import run_folders
+from dew.report.readers import runs_at
 from dew.report.write import blobs, page
 from dew.run.records import Json
 
@@ -54,7 +54,7 @@ class View:
 
     def _files(self) -> str:
         """Return a hash of the names, sizes and times of the files that the page depends on."""
-        inner = [run for folder in self.folders for run in (folder, *run_folders(folder))]
+        inner = [run for folder in self.folders for run in (folder, *runs_at(folder))]
         paths = {path for folder in inner for kind in FILES for path in folder.glob(kind)}
         found = []
         for path in sorted(path for path in paths if path.name != "report.json"):

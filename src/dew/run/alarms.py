@@ -164,6 +164,11 @@ def _not_finite(history: History) -> Crossed | None:
     return Crossed(bad[0], 0.0) if bad else None
 
 
+def _skipped(history: History) -> Crossed | None:
+    """A step was skipped, and not because of its rewards or its credit."""
+    return None if _above("steps/credit_not_finite", 0.0, history) else _above("steps/skipped", 0.0, history)
+
+
 BOUND_WEIGHTS: Sequence[Advice] = (
     ("Bound the entropy from below: `algorithm: {}`.", lambda _: {"entropy_clip": (0.01, 5.0)}),
     ("Weight it less: `algorithm: {}`.", lambda rule: {"alpha2": rule.alpha2 / 2}),
@@ -251,9 +256,12 @@ RULES = (
     Rule("not_finite", _not_finite,
          "The loss or the gradient is {value}: the weights are or will be corrupted.",
          ("Lower learning_rate, use bf16 instead of fp16, and {checkpoint}.",)),
-    Rule("skipped", partial(_above, "steps/skipped", 0.0),
-         "The step was skipped: a reward, an advantage, a logit, an entropy or the gradient was infinite or NaN.",
-         ("Three in a row stop the run. Check the reward function, lower learning_rate, use bf16 instead of fp16.",)),
+    Rule("skipped", _skipped,
+         "The step was skipped: a logit, an entropy, the loss or the gradient was infinite or NaN.",
+         ("Three in a row stop the run. Lower learning_rate, use bf16 instead of fp16.",)),
+    Rule("credit_not_finite", partial(_above, "steps/credit_not_finite", 0.0),
+         "The step was skipped: a reward or an advantage was infinite or NaN.",
+         ("Three in a row stop the run. Check the reward function, and the algorithm if it is your own.",)),
     Rule("batch_not_full", partial(_unexplained, partial(_above, "groups/short", 0.0)),
          "Dynamic sampling stopped at max_rounds, {value:.0f} groups short; the step trained on the rest, if any.",
          ("Choose problems that the model solves sometimes.", _check_threshold,

@@ -150,6 +150,8 @@ class Dataset:
     """Turns problems into prompts; None: the rows have ready-made prompts."""
     without: Sequence[str] = ()
     """Data sets or files whose test problems are removed from training."""
+    built_in: bool = False
+    """Whether the verifier of the same name scores the answers, which it does not for a file called math.jsonl."""
 
     @property
     def column(self) -> str:
@@ -255,5 +257,5 @@ _SETS = (
     ),
     Dataset("countdown-tinyzero", "Jiayi-Pan/Countdown-Tasks-3to4", _tinyzero, held_out=None, template="r1"),
 )
-PRESETS = {preset.name: preset for preset in _SETS}
+PRESETS = {preset.name: replace(preset, built_in=True) for preset in _SETS}
 """Named data sets as on the hub. Local copies have the splits `train` and `test`."""

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dew.compare import Result
-from dew.compare.grid import Cell, open_grid, run_folders
+from dew.compare.grid import Cell, open_grid, runs_inside
 from dew.engines.lab.arms import parse_arms
 from dew.engines.lab.stack import Replica, Stack, scores_of
 from dew.engines.lab.study_settings import LoraSettings, Settings, TinySettings
@@ -147,7 +147,7 @@ def _cell(task: str, replica: Replica) -> Cell:
 
 def _check_start(runs: Path, new: Json) -> None:
     """Raise if finished runs of the task started from another policy, or trained on other problems."""
-    for home in run_folders(runs):
+    for home in runs_inside(runs):
         old = RunFolder(home).run()["warm_start"]
         if old["digest"] != new["digest"]:
             what = f"{home}: started from policy {old['digest']}, new runs would start from {new['digest']}."

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean, variance
 
 from dew.compare import Difference, Result, corrected, paired, read_result, verdicts
-from dew.compare.grid import main_scores, read_grid, run_folders
+from dew.compare.grid import main_scores, read_grid, runs_inside
 from dew.compare.statistics import seeds_needed
 from dew.compare.verdicts import difference_table, listed, markdown_table, table_note
 from dew.errors import ConfigError, Problem, RecordError, unknown
@@ -36,7 +36,7 @@ def load_study(*folders: Path | str) -> list[Result]:
     if len(codes) > len(dict(codes)):
         raise ConfigError(Problem("The code of a rule differs between the studies.", remedy="Load them one by one."))
     arms = list(dict.fromkeys(arm for grid in grids.values() for arm in grid["arms"]))
-    runs = (read_result(home) for folder in grids for home in run_folders(folder))
+    runs = (read_result(home) for folder in grids for home in runs_inside(folder))
     found = {(r.task, r.arm, r.learning_rate, r.seed): r for r in runs}
     starts: dict[str, str] = {}
     for result in found.values():

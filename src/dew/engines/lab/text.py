@@ -50,7 +50,7 @@ class TextTask:
         if not all(kept):
             what = f"{name}: no problems for {'training' if not kept[0] else 'the evaluation'}."
             raise ConfigError(Problem(what, remedy="Give a task with a training and a test split."))
-        self.judge = _judge(self.name, reward_func)
+        self.judge = _judge(name, reward_func)
         self.rows, self.prompts = zip(*kept[0], *kept[1], strict=True)
         self.trained = len(kept[0])
         self.digest = blake2b(repr(self.rows).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -206,6 +206,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             trains = batch.filler.all() | ~batch.filler  # fillers count if nothing else is left
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
             self._nonfinite.start(metrics.not_finite(parts, finite, advantages, self.reward_func_names))
+            if self._step == 0:
+                rollout.check_context(self, int(batch.inputs["prompt_mask"].sum(-1).max()))
         else:
             numbers |= metrics.pass_at(outcomes, self.algorithm.threshold, self.group_size)
             self._put(numbers, weight=batch.groups["sampled"])  # the last batch may have fewer prompts
@@ -381,7 +383,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if found := self._nonfinite.check(step, value, loss=self._step_loss, scaled=scaled):
             self.optimizer.zero_grad()
             logger.warning("Skipping step %d, which is not finite: %s", step, found)
-        self._put({"steps/skipped": float(found is not None)})
+        of_credit = found is not None and found.startswith(("reward", "advantages"))
+        self._put({"steps/skipped": float(found is not None), "steps/credit_not_finite": float(of_credit)})
         if norm is not None:
             self._recorder.put(metrics.finite_only({"grad_norm": value}))
         return norm

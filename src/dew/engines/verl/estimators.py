@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dew.algorithms import Algorithm
 from dew.algorithms.base import SIGNALS, Part
+from dew.credit import soft_overlong
 from dew.engines.credit import Credit, Rows, Signals, give_credit, outcomes
 from dew.engines.verl.config import DEW_LOSS, SWITCH_ON
 from dew.errors import EngineError, Problem
@@ -162,7 +163,13 @@ def credit_rows(
 ) -> tuple[CreditedBatch, Tensor]:
     """Return the credit of the answers and the (B, T) advantages of verl's rows."""
     rows, conversations = answers(context, rewards, mask, index)
-    credit = give_credit(context.algorithm, rows, for_records=context.recorded)
+    algorithm, credited = context.algorithm, rows
+    if algorithm.overlong == "soft":  # max_tokens limits a row; the last one counts, as for truncation
+        assert algorithm.max_tokens is not None and algorithm.overlong_buffer is not None
+        last = mask.sum(-1)[conversations.last_row]
+        penalty = soft_overlong(last, limit=algorithm.max_tokens, buffer=algorithm.overlong_buffer)
+        algorithm, credited = replace(algorithm, overlong="none"), replace(rows, extra=rows.extra + penalty)
+    credit = give_credit(algorithm, credited, for_records=context.recorded)
     advantages = conversations.split(credit.advantages, mask.shape[1]).to(rewards.dtype)
     return CreditedBatch(rows, credit, conversations), advantages
 
