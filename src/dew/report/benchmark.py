@@ -242,7 +242,8 @@ def stage_rows(stage: str, task: str, runs: Runs) -> list[Row]:
 ABOUT = f"""Rules are ordered by their difference from DAPO. Below them are controls (the rule without weights),
 placebos (the same weights on permuted tokens) and random rewards. pass@1 is the mean of the last evaluations.
 Differences are paired by seed, with 95% intervals of Student's t over seeds, and p is corrected by Holm's method over
-the rules of the table. All differences of a table share DAPO's runs: if those were lucky, every rule looks worse. The verdict is the first of win, level (within ±{MARGIN}) and loss that applies, else open."""
+the rules of the table. They all share DAPO's runs: if those were lucky, every rule looks worse. The verdict is the
+first of win, level (within ±{MARGIN}) and loss that applies, else open."""
 HEAD = ("rule", "rate", "seeds", "pass@1", "− DAPO", "p (Holm)", "− placebo", "p (placebo)", "verdict")
 MEANS = {"pass@1": ("pass@1", ".3f"), "entropy": ("entropy", ".3f"), "length": ("length", ".0f"),
          "cut off": ("truncated", ".3f"), "KL": ("kl", ".4f")}  # fmt: skip
