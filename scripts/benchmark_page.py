@@ -24,11 +24,10 @@ from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
 
 FIRST = b.SCORES[0]
-UNDECIDED = """**No rule measured here is known to beat DAPO in pass@1 on a language model.** In stage 2, {rules} rules
-were compared with DAPO on GSM8K, each at its own learning rate and over {pairs} seeds. After Holm's correction, {ahead}
-better and {behind} worse. The learning rate changes pass@1 more than the rule does. Stage 3, which decides, is
-[not finished](#stage-3).{so_far}"""
-VERDICTS = ("win", "level", "loss", "open")
+RESULT = """**{won}** In stage 2, {rules} rules were compared with DAPO on GSM8K, each at its own learning rate and over
+{pairs} seeds. After Holm's correction, {ahead} better and {behind} worse. The learning rate changes pass@1 more than the
+rule does. [Stage 3](#stage-3), which decides, is {state}."""
+NONE = "No rule measured here is known to beat DAPO in pass@1 on a language model."
 OTHERS = ("rule", *(f"{score} − DAPO" for score in b.SCORES[1:]), "entropy", "length", "cut off", "KL")
 Rows = Sequence[b.Row]
 
@@ -48,34 +47,38 @@ def page(runs: Runs) -> tuple[str, dict[str, str]]:
     found = about | _components(second["A"], runs) | _replication(runs) | _screening(runs)
     found |= {"tuning": "\n\n".join(_tuning(runs)), "stages": "\n\n".join(x for of in stages for x in of if x)}
     found["finished"] = "".join(_finished(task, rows) for task, rows in decided.items())
-    won = any(row.verdict == "win" for rows in decided.values() for row in rows)
-    so_far = "".join(f" On {b.TASKS[task].title}, {_counts(rows)}." for task, rows in decided.items())
-    known = won or "A" in decided
-    answer = _answer(runs, decided, bool(unfinished)) if known else UNDECIDED.format(**about, so_far=so_far)
-    found |= {"answer": answer, "costs": _costs(runs), "about": b.ABOUT}
+    answer = RESULT.format(**about, won=_winners(decided), state="not finished" if unfinished else "complete")
+    found |= {"answer": answer + _decided(decided, runs), "costs": _costs(runs), "about": b.ABOUT}
     text = Path(__file__).with_suffix(".md").read_text().format(**found)
     return re.sub(r"(?<= \| )---(?= \|)", "--:", text), images  # numbers are aligned on the right
 
 
 # ── the result in words ─────────────────────────────────────────────────────────────────────────────────────
-def _answer(runs: Runs, decided: Mapping[str, Rows], unfinished: bool) -> str:
-    """The verdicts of stage 3."""
-    of = {w: {task: [row.arm for row in x if row.verdict == w] for task, x in decided.items()} for w in VERDICTS}
-    of["better"] = {task: [arm for arm in better(task, runs) if arm not in of["win"][task]] for task in decided}
-    text = {word: "; ".join(f"{', '.join(x)} ({task})" for task, x in arms.items() if x) for word, arms in of.items()}
-    so_far = " so far" * unfinished
-    won = f"Rules that win against DAPO in pass@1{so_far}: {text['win']}."
-    parts = [f"**{won if text['win'] else f'No rule wins against DAPO in pass@1{so_far}.'}**"]
-    parts += [f"Better than DAPO, but not known to be better than a placebo: {text['better']}."] * bool(text["better"])
-    return " ".join([*parts, *(f"{word.capitalize()}: {text[word] or 'none'}." for word in VERDICTS[1:])])
+def _winners(decided: Mapping[str, Rows]) -> str:
+    won = _named({task: [row.arm for row in rows if row.verdict == "win"] for task, rows in decided.items()})
+    return f"Rules that win against DAPO in pass@1 on a language model: {won}." if won else NONE
+
+
+def _decided(decided: Mapping[str, Rows], runs: Runs) -> str:
+    """A sentence on each task, and on rules that are ahead but may be no better than a placebo."""
+    found = "".join(f" On {b.TASKS[task].title}, {_counts(rows)}." for task, rows in decided.items())
+    wins = {(task, row.arm) for task, rows in decided.items() for row in rows if row.verdict == "win"}
+    close = _named({task: [arm for arm in better(task, runs) if (task, arm) not in wins] for task in decided})
+    return found + f" Better than DAPO, but not known to be better than a placebo: {close}." * bool(close)
+
+
+def _named(arms: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{listed(of)} on {b.TASKS[task].title}" for task, of in arms.items() if of)
 
 
 def _counts(rows: Rows) -> str:
-    """How many rules have which verdict."""
-    of = [row.verdict for row in rows if row.verdict]
-    words = zip(VERDICTS, ("win", "are level", "lose", "stay open"), strict=True)
-    found = [f"{of.count(verdict) or 'none'} {text}" for verdict, text in words if verdict in (*of, "win")]
-    return f"of {len(of)} rules, {listed(found)}"
+    """How many rules have which verdict; those that are not open are named."""
+    words = {"win": ("wins", "win"), "level": ("is level", "are level"), "loss": ("loses", "lose")}
+    of = {verdict: [row.arm for row in rows if row.verdict == verdict] for verdict in (*words, "open")}
+    found = [f"{len(x)} {words[w][len(x) > 1]} ({', '.join(x)})" for w, x in of.items() if x and w in words]
+    found = found if of["win"] else ["none wins", *found]
+    left = f"{len(of['open'])} stay{'s' * (len(of['open']) == 1)} open"
+    return f"of {sum(map(len, of.values()))} rules, {listed([*found, left])}"
 
 
 def _finished(task: str, rows: Rows) -> str:
