@@ -24,9 +24,9 @@ from dew.report.benchmark import Runs
 from dew.run.folder import RunFolder
 
 FIRST = b.SCORES[0]
-RESULT = """**{won}** In stage 2, {rules} rules were compared with DAPO on GSM8K, each at its own learning rate and over
-{pairs} seeds. After Holm's correction, {ahead} better and {behind} worse. The learning rate changes pass@1 more than the
-rule does. [Stage 3](#stage-3), which decides, is {state}."""
+RESULT = """**{won}** In stage 2, {rules} rules were compared with DAPO on GSM8K, each at its own
+learning rate and over {pairs} seeds. After Holm's correction, {ahead} better and {behind} worse. The learning
+rate changes pass@1 more than the rule does. [Stage 3](#stage-3), which decides, is {state}."""
 NONE = "No rule measured here is known to beat DAPO in pass@1 on a language model."
 OTHERS = ("rule", *(f"{score} − DAPO" for score in b.SCORES[1:]), "entropy", "length", "cut off", "KL")
 Rows = Sequence[b.Row]
