@@ -176,6 +176,7 @@ WRONG = {  # what the error says -> reward, data, settings
     "outcome_reward='has_a'": (TWO, rows()),
     r"Did you mean 'has_a'\?": (TWO, rows(), {"outcome_reward": "hasa"}),
     r"reward_weights=\[1.0, 0.5\]": (TWO, rows(), {"outcome_reward": "has_a", "reward_weights": [2.0, 1.0]}),
+    "has_a': 2 reward functions have this name": ([tiny.has_a, *TWO], rows(), {"outcome_reward": "has_a"}),
     "no reward function": ([], rows()),
 }
 

@@ -62,10 +62,7 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
         what = f"{len(names)} reward functions ({', '.join(names)}): which one decides that an answer is correct?"
         why = "The others are only added to its reward."
         raise ConfigError(Problem(what, why, f"Write e.g. outcome_reward={names[0]!r}."))
-    if wanted is not None and wanted not in names:
-        what = f"outcome_reward={wanted!r} is not one of the reward functions: {', '.join(names)}."
-        raise ConfigError(Problem(what, remedy=did_you_mean(wanted, names)))
-    outcome = 0 if wanted is None else list(names).index(wanted)
+    outcome = 0 if wanted is None else named_reward(wanted, names)
     weight = 1 if weights is None or outcome >= len(weights) else weights[outcome]  # an environment's reward: 1
     if required and weight != 1:
         why = f"The outcome reward {names[outcome]!r} must have weight 1; the others are relative to it."
@@ -74,6 +71,17 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
             remedy = f"Write reward_weights={[round(w / weight, 6) for w in weights]}."
         raise ConfigError(Problem(f"reward_weights={list(weights)}.", why, remedy))
     return outcome
+
+
+def named_reward(wanted: str, names: Sequence[str]) -> int:
+    """Return the index of the reward function with the name that `outcome_reward` gives."""
+    if wanted not in names:
+        what = f"outcome_reward={wanted!r} is not one of the reward functions: {', '.join(names)}."
+        raise ConfigError(Problem(what, remedy=did_you_mean(str(wanted), names)))
+    if (count := list(names).count(wanted)) > 1:
+        what = f"outcome_reward={wanted!r}: {count} reward functions have this name."
+        raise ConfigError(Problem(what, remedy="Give each a name of its own: define it with `def`, or set __name__."))
+    return list(names).index(wanted)
 
 
 def add_environments(trainer: Any, given: int) -> int:

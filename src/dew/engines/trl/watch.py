@@ -21,9 +21,10 @@ from dew.engines.trl import metrics
 from dew.engines.trl.batch import Capture, loss_mask, make_batch, with_trl_advantages
 from dew.engines.trl.config import LIMITS, RECORDS
 from dew.engines.trl.loss import loss_inputs, observe_loss
+from dew.engines.trl.rewards import named_reward
 from dew.engines.trl.rollout import dropout_off
 from dew.engines.trl.trainer import DewTrainer
-from dew.errors import ConfigError, Problem, did_you_mean
+from dew.errors import ConfigError, Problem
 from dew.run.folder import RunFolder
 
 logger = logging.getLogger("dew")
@@ -49,12 +50,11 @@ def watch(
         return trainer  # it already records all of this
     if problem := LIMITS["records_every"].problem("dew.watch: records_every", records_every):
         raise ConfigError(problem)
-    names, args = list(trainer.reward_func_names), trainer.args
-    if outcome_reward is not None and outcome_reward not in names:
-        what = f"dew.watch: outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
-        raise ConfigError(Problem(what, remedy=did_you_mean(str(outcome_reward), names)))
+    args, outcome = trainer.args, 0
+    if outcome_reward is not None:
+        outcome = named_reward(outcome_reward, trainer.reward_func_names)
     trainer.algorithm = get_algorithm(ENGINE_ALGORITHM, threshold=threshold, max_tokens=args.max_completion_length)
-    trainer.outcome_index = names.index(outcome_reward) if outcome_reward else 0
+    trainer.outcome_index = outcome
     args.records_every, args.records_groups, args.records_keep = records_every, *RECORDS[1:]
     if isinstance(trainer, Watched):
         return trainer
