@@ -190,6 +190,18 @@ def test_what_cannot_work_is_explained(says, tmp_path):
             trainer.train()
 
 
+def test_a_setting_of_the_loss_is_not_lost_if_it_is_set_on_the_finished_config(tmp_path):
+    changes = ("grpo", {"epsilon": 0.1, "beta": 0.1}), ("dew", {"algorithm": "trl"}), ("trl", {"beta": 0.1})
+    for algorithm, late in changes:
+        config = tiny.config(tmp_path, algorithm=algorithm)
+        config.learning_rate = 1e-4
+        assert not config.late_problems()
+        vars(config).update(late)
+        with pytest.raises(ConfigError) as error:
+            DewTrainer(tiny.model(), tiny.has_a, config, rows(), processing_class=tiny.tokenizer())
+        assert [problem.what for problem in error.value.problems] == [f"args.{x} was set to {late[x]!r}." for x in late]
+
+
 def test_plain_grpo_config_and_a_tokenizer_without_an_end_are_rejected(tmp_path):
     args = GRPOConfig(str(tmp_path), per_device_train_batch_size=8, bf16=False, use_cpu=True)
     tokenizer = tiny.tokenizer()

@@ -60,7 +60,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             args = DewConfig(f"{Path(name).name or 'model'}-dew")
         if not isinstance(args, DewConfig):
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
-        if problems := args.guide_problems() if guide is not None else []:
+        if problems := args.late_problems() + (args.guide_problems() if guide is not None else []):
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
