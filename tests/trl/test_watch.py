@@ -114,6 +114,7 @@ def test_the_folder_has_metrics_records_and_a_report(tmp_path):
     run = RunFolder(tmp_path)
     facts = {"status": "done", "learning_rate": 1e-2, "rewards": "long, outcome"}
     assert facts.items() <= run.run().items() and run.run()["algorithm"]["name"] == "trl"
+    assert run.run()["batches"]["num_generations"] == 4  # each alone: a report has those that differ in names of arms
     lines, groups = run.metrics(), list(run.records())
     assert [line["step"] for line in lines] == [1, 2, 3] and {group.step for group in groups} == {1, 2, 3}
     for line in lines:

@@ -21,7 +21,6 @@ from dew.compare.statistics import pass_at_k
 from dew.engines.credit import Credit
 from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, entropy_sums, group_records
 from dew.engines.trl.batch import Batch, gather_columns
-from dew.engines.trl.config import batches
 from dew.errors import EngineError, Problem
 
 EVERY_STEP = (
@@ -30,6 +29,11 @@ EVERY_STEP = (
     "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip
 """Metrics that are written at every step; `x/` stands for all names that begin with it. Last row: TRL's names."""
+
+
+BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_generations",
+           "num_iterations")  # fmt: skip
+"""Settings of run.json by which the report tells runs apart."""
 
 
 class StepStatistics:
@@ -183,7 +187,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             seed=args.seed,
             learning_rate=float(args.learning_rate),
             rewards=", ".join(trainer.reward_func_names),
-            batches=str(batches(args)),
+            batches={name: getattr(args, name) for name in BATCHES} | {"processes": trainer.accelerator.num_processes},
             max_completion_length=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs,
         )
