@@ -56,6 +56,7 @@ def watch(
     trainer.algorithm = get_algorithm(ENGINE_ALGORITHM, threshold=threshold, max_tokens=args.max_completion_length)
     trainer.outcome_index = outcome
     args.records_every, args.records_groups, args.records_keep = records_every, *RECORDS[1:]
+    args.outcome_reward = outcome_reward
     if isinstance(trainer, Watched):
         return trainer
     trainer.__class__ = type(type(trainer).__name__, (Watched, type(trainer)), {})
