@@ -5,8 +5,9 @@ Its methods are in the order in which a batch reaches them (CONTRIBUTING.md, "Th
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -237,7 +238,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards = self._metrics[self._mode]["reward"]
         before = len(rewards)
         capture = self._capture = Capture()
-        with self._recorder.phase("scoring"):
+        score = partial(self._score, self._calculate_rewards)
+        with self._recorder.phase("scoring"), replaced([(self, "_calculate_rewards", score)]):
             inputs = super()._generate_and_score_completions(rows)
             del rewards[before:]  # dew reports the reward itself, without the guide's answers
             old = self._old_policy(inputs)
@@ -267,9 +269,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             return sampled[0], None
         return super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _score(self, trl: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Called in place of `_calculate_rewards`, after a subclass that changes the rewards."""
         with self._recorder.phase("reward"):
-            found: Tensor = super()._calculate_rewards(*args, **kwargs)
+            found = trl(*args, **kwargs)
         # NaN means that a function returned None ("does not apply"), but from a reward model it is an error.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
         self._capture.parts = found.masked_fill(found.isnan() & models, torch.inf)
