@@ -165,7 +165,7 @@ WRONG = {  # what the error says -> reward, data, settings
     r"needs the column 'solution', but .* has prompt, answer. Rename": (lambda completions, solution: [], rows()),
     r"'prompt'.*Did you mean 'prompts'\?": (tiny.has_a, rows().rename_column("prompt", "prompts")),
     "rename the column": (tiny.has_a, rows().rename_column("answer", "completions")),
-    "tokenizer has no chat template": (tiny.has_a, MESSAGES),
+    "tokenizer has no chat template. Write prompts as text, or set tok": (tiny.has_a, MESSAGES),
     "A prompt is 3, neither text nor": (tiny.has_a, rows(3)),
     "A prompt is None, neither text nor": (tiny.has_a, rows("1+1=", None)),
     "A prompt is 4, neither": (tiny.has_a, rows(), {"others": {"eval_dataset": {"a": rows(), "b": rows(4)}}}),
