@@ -68,6 +68,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         if args.unnamed and train_dataset is not None and not rollout.can_redraw(train_dataset):
             args.algorithm_kwargs = {**algorithm_settings(args.algorithm_kwargs), "dynamic_sampling": False}
         self.algorithm = args.build_algorithm()
+        self.described = checkpoints.described(self.algorithm)
         if not settings.get("environment_factory"):  # else the environment may provide columns and the reward
             check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
         args.batches.check_rows(train_dataset)
@@ -434,7 +435,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
-            "algorithm": self.algorithm.label,
+            "algorithm": self.described,
             "learning_rate": self.args.learning_rate,
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
@@ -447,7 +448,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         own = [dict(group) for group in self.optimizer.param_groups] if checkpoint else []
         super()._load_optimizer_and_scheduler(checkpoint)
         rank, device = self.accelerator.process_index, self.accelerator.device
-        made = str(self.args.batches), self.algorithm.label
+        made = str(self.args.batches), self.described
         state = checkpoints.load_state(checkpoint, rank, *made, device) if checkpoint else None
         if state is None:
             return
