@@ -253,6 +253,14 @@ def test_explain_names_the_runs_of_a_lab_that_have_records(dew, tmp_path):
         assert code == 1 and f"e.g. dew explain {tmp_path / 't' / 'dew-seed0'}\n" in err
 
 
+def test_explain_says_how_a_run_of_trl_alone_gets_records(dew, tmp_path):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "trainer_state.json").write_text('{"log_history": [{"step": 1, "reward": 0.5}]}')
+    assert "dew.watch(trainer)" in dew("explain", tmp_path)[2]
+    RunFolder(tmp_path).write_run({"name": "mine"})
+    assert "records_every" in dew("explain", tmp_path)[2]
+
+
 def test_explain_ignores_advantages_that_are_null_in_the_records(dew, tmp_path):
     """Of a token that does not train, and of one that does."""
     null = float("nan")

@@ -502,6 +502,8 @@ def test_mistakes_in_a_users_rule_are_explained(tmp_path, dew, monkeypatch):
     assert "its setting 'scale' clashes with" in says(body="scale: float = 2.0")
     assert "is not a data class. Decorate the class" in says(head="class Rule(DAPO):", body="keep: float = 2.0")
     assert "Decorate the class with @dataclass(frozen=True" in says(head="@dataclass\nclass Rule(DAPO):")
+    own = "def __init__(self, keep=2.0): self.keep = keep"
+    assert "Rule.__init__ does not take all settings of the class" in says(head="class Rule(DAPO):", body=own)
     assert "has no credit. Define advantages" in says(head="class Rule(Algorithm):")
     assert "but no penalties. Define penalties" in says(name='name = "mine"; penalises = True')
     assert "ZeroDivisionError: division by zero at rule.py, line 6" in says(body="1 / 0")

@@ -274,6 +274,8 @@ def test_colours_show_sign_and_size(page: Page, mixed: GroupRecord) -> None:
     tokens = f'.answer[data-i="{right}"] .t'
     credit = mixed.answers[right].advantage or []
     assert page.tab.evaluate("dew.makeScale('relative', [0.5, 3]).of(1.5)") == ["plus", 56]  # halfway from 0 to 3
+    hue, depth = page.tab.evaluate("dew.makeScale('difference', [1e-5, -1]).of(1e-5)")
+    assert hue == "plus" and depth < 13  # rounding is not a large difference
     page.tab.keyboard.press("2")  # advantage
     page.settle()
     depth = page.each(tokens, DEPTH)

@@ -436,7 +436,8 @@ def test_only_comparable_runs_are_paired() -> None:
     assert pairs_of([*(replace(run, facts={"algorithm": "grpo", "model": "m"}) for run in grpo), *dapo]) == {}
     elsewhere = [replace(run, facts={**run.facts, "warm_start": {"digest": "x"}}) for run in dapo]
     assert content_of([*grpo, *elsewhere])["findings"][0]["text"].startswith("Not compared with the baseline")
-    for label, name, x in (("k=8", "settings", {"k": 8}), ("rewards=x", "rewards", "x"), ("model=x", "model", "x")):
+    apart = ("k=8", "settings", {"k": 8}), ("n=4", "batches", {"n": 4}), ("rewards=x", "rewards", "x")
+    for label, name, x in (*apart, ("model=x", "model", "x")):
         others = [replace(run, facts={**run.facts, name: x}, config=None) for run in (*grpo, *dapo)]
         assert (f"dapo {label}", f"grpo {label}") in pairs_of([*grpo, *dapo, *others])
     assert content_of([*grpo, *others])["headline"].startswith("9 steps")  # of which model?

@@ -27,9 +27,8 @@ OPTIONAL_KEYS = ("old_per_token_logps", "ref_per_token_logps", "sampling_per_tok
 """Keys that `_generate_and_score_completions` returns when applicable, with one row per completion."""
 
 OVERRIDDEN = ("train", "_get_train_sampler", "_load_optimizer_and_scheduler", "_generate_and_score_completions",
-              "_generate", "_generate_single_turn", "_calculate_rewards", "_get_per_token_logps_and_entropies",
-              "_compute_loss", "training_step", "_get_grad_norm", "evaluation_loop", "log",
-              "_save_checkpoint")  # fmt: skip
+              "_generate", "_generate_single_turn", "_get_per_token_logps_and_entropies", "_compute_loss",
+              "training_step", "_get_grad_norm", "evaluation_loop", "log", "_save_checkpoint")  # fmt: skip
 """The methods that `DewTrainer` overrides. All but `_compute_loss` call TRL's own and work on what it returns."""
 
 

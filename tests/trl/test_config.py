@@ -165,7 +165,7 @@ WRONG = {  # what the error says -> reward, data, settings
     r"needs the column 'solution', but .* has prompt, answer. Rename": (lambda completions, solution: [], rows()),
     r"'prompt'.*Did you mean 'prompts'\?": (tiny.has_a, rows().rename_column("prompt", "prompts")),
     "rename the column": (tiny.has_a, rows().rename_column("answer", "completions")),
-    "tokenizer has no chat template": (tiny.has_a, MESSAGES),
+    "tokenizer has no chat template. Write prompts as text, or set tok": (tiny.has_a, MESSAGES),
     "A prompt is 3, neither text nor": (tiny.has_a, rows(3)),
     "A prompt is None, neither text nor": (tiny.has_a, rows("1+1=", None)),
     "A prompt is 4, neither": (tiny.has_a, rows(), {"others": {"eval_dataset": {"a": rows(), "b": rows(4)}}}),
@@ -176,6 +176,7 @@ WRONG = {  # what the error says -> reward, data, settings
     "outcome_reward='has_a'": (TWO, rows()),
     r"Did you mean 'has_a'\?": (TWO, rows(), {"outcome_reward": "hasa"}),
     r"reward_weights=\[1.0, 0.5\]": (TWO, rows(), {"outcome_reward": "has_a", "reward_weights": [2.0, 1.0]}),
+    "has_a': 2 reward functions have this name": ([tiny.has_a, *TWO], rows(), {"outcome_reward": "has_a"}),
     "no reward function": ([], rows()),
 }
 
@@ -187,6 +188,18 @@ def test_what_cannot_work_is_explained(says, tmp_path):
         trainer = tiny.trainer(tmp_path, reward, data, **settings)
         if not hasattr(data, "__len__"):
             trainer.train()
+
+
+def test_a_setting_of_the_loss_is_not_lost_if_it_is_set_on_the_finished_config(tmp_path):
+    changes = ("grpo", {"epsilon": 0.1, "beta": 0.1}), ("dew", {"algorithm": "trl"}), ("trl", {"beta": 0.1})
+    for algorithm, late in changes:
+        config = tiny.config(tmp_path, algorithm=algorithm)
+        config.learning_rate = 1e-4
+        assert not config.late_problems()
+        vars(config).update(late)
+        with pytest.raises(ConfigError) as error:
+            DewTrainer(tiny.model(), tiny.has_a, config, rows(), processing_class=tiny.tokenizer())
+        assert [problem.what for problem in error.value.problems] == [f"args.{x} was set to {late[x]!r}." for x in late]
 
 
 def test_plain_grpo_config_and_a_tokenizer_without_an_end_are_rejected(tmp_path):

@@ -7,6 +7,7 @@ import torch
 
 import trl_tiny as tiny
 from dew import GTPO, Rollouts, get_algorithm
+from dew.engines.trl import DewTrainer
 from trl_tiny import generation, outcome, ready
 
 
@@ -82,6 +83,18 @@ def test_an_answer_without_a_reward_is_excluded_from_its_group(tmp_path):
 
 
 # ── which reward decides ──────────────────────────────────────────────────────────────────────────────────
+def test_rewards_that_a_subclass_changes_are_trained_on(tmp_path, monkeypatch):
+    class Opposite(DewTrainer):
+        def _calculate_rewards(self, *args, **kwargs):
+            return 1 - super()._calculate_rewards(*args, **kwargs)
+
+    advantages = [generation(ready(tmp_path / "plain", algorithm="grpo"))["advantages"]]
+    monkeypatch.setattr("dew.engines.trl.DewTrainer", Opposite)
+    changed = ready(tmp_path / "changed", algorithm="grpo")
+    advantages += [generation(changed)["advantages"]]
+    assert advantages[0].any() and torch.equal(advantages[1], -advantages[0])
+
+
 def test_graded_rewards_on_both_sides_of_the_threshold_are_one_warning(tmp_path, caplog):
     calls = iter([0, 1, 1])  # the first generation has one reward only
     rewards = lambda completions, **_: [k * (len(set(x)) % 5) / 4 for k in [next(calls)] for x in completions]  # noqa: E731

@@ -87,6 +87,19 @@ def test_it_learns_and_is_recorded_under_its_name(first_token, tmp_path):
     assert all("mine/loss" in line for line in folder.metrics())
 
 
+def test_an_edited_rule_is_another_one_if_the_run_resumes_and_in_reports(tmp_path, caplog):
+    text = "from dew import DAPO\n\n\nclass Mine(DAPO):\n    name = 'mine'\n    FACTOR = 1\n"
+    settings = {"algorithm": f"{tmp_path}/rules.py:Mine", "save_strategy": "steps", "save_steps": 1}
+    sources = []
+    for steps, edited in ((1, text), (2, f"{text}\n# a comment"), (3, text.replace("1", "2"))):
+        (tmp_path / "rules.py").write_text(edited)
+        says = "algorithm: mine, code" in caplog.text
+        tiny.trainer(tmp_path / "run", max_steps=steps, **settings).train(resume_from_checkpoint=steps > 1)
+        sources.append(RunFolder(tmp_path / "run").run()["source"])
+    assert not says and "algorithm: mine, code" in caplog.text
+    assert sources[0] == sources[1] != sources[2]
+
+
 # ── no algorithm's name or class in the engines ─────────────────────────────────────────────────────────────
 ENGINES = Path(dew.__file__).parent / "engines"
 FILES = sorted(ENGINES.rglob("*.py"))

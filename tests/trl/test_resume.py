@@ -10,7 +10,6 @@ from peft import LoraConfig
 from transformers import TrainerCallback
 
 import trl_tiny as tiny
-from dew.algorithms import get_algorithm
 from dew.engines.trl import checkpoints
 from dew.engines.trl.checkpoints import newest_complete, write_manifest
 from dew.engines.trl.rollout import PromptStream
@@ -222,7 +221,7 @@ def test_a_resumed_run_trains_at_its_own_learning_rate(tmp_path, caplog):
 def test_other_schedules_go_on_from_the_rate_in_the_checkpoint():
     optimizer = torch.optim.SGD([{"params": [torch.ones(1)], "lr": x} for x in (3e-4, 1e-5)])
     args, schedule = SimpleNamespace(learning_rate=1e-5), torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-    trainer = SimpleNamespace(lr_scheduler=schedule, optimizer=optimizer, args=args, algorithm=get_algorithm("dew"))
+    trainer = SimpleNamespace(lr_scheduler=schedule, optimizer=optimizer, args=args, described="dew")
     for old in (1e-4, None, 1e-5):  # None: written by dew 0.2
         checkpoints.use_own_settings(trainer, [{}, {"momentum": 0}], {"learning_rate": old})
         assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([3e-5, 1e-6])

@@ -83,6 +83,17 @@ def test_subclasses_train_as_before_and_their_own_loss_is_recorded(tmp_path, kin
     assert ("Reordered changes the answers" in caplog.text) != scored
 
 
+def test_a_reward_that_decides_correctness_unasked_is_named(tmp_path, caplog):
+    caplog.set_level(logging.INFO)
+    says = "correct if its reward long is above 0.5"
+    trainer = plain(tmp_path / "two", [long, tiny.outcome], max_steps=1)
+    dew.watch(trainer, outcome_reward="long").train()
+    dew.watch(plain(tmp_path / "one", long, max_steps=1)).train()
+    assert says not in caplog.text
+    dew.watch(trainer).train()
+    assert says in caplog.text
+
+
 def test_alarms_do_not_break_the_progress_bar(tmp_path, monkeypatch, capsys):
     for name, value in {"propagate": False, "handlers": [], "level": logging.INFO}.items():
         monkeypatch.setattr(logging.getLogger("dew"), name, value)
@@ -114,6 +125,7 @@ def test_the_folder_has_metrics_records_and_a_report(tmp_path):
     run = RunFolder(tmp_path)
     facts = {"status": "done", "learning_rate": 1e-2, "rewards": "long, outcome"}
     assert facts.items() <= run.run().items() and run.run()["algorithm"]["name"] == "trl"
+    assert run.run()["batches"]["num_generations"] == 4  # each alone: a report has those that differ in names of arms
     lines, groups = run.metrics(), list(run.records())
     assert [line["step"] for line in lines] == [1, 2, 3] and {group.step for group in groups} == {1, 2, 3}
     for line in lines:

@@ -183,6 +183,11 @@ def _problems(cls: type[Algorithm]) -> dict[str, str]:
             own = f"{cls.__name__}.{method.__name__}{signature(method)}"
             right = ", ".join([*given, *(["*", "count=None"] if method is cls.loss else [])])
             found[f"{own} cannot be called as dew calls it ({error})."] = f"Write def {method.__name__}({right})."
+    try:
+        signature(cls).bind(**{f.name: None for f in fields(cls) if f.init})
+    except TypeError as error:
+        remedy = "Remove it, and write your settings as fields of a data class."
+        found[f"{cls.__name__}.__init__ does not take all settings of the class ({error})."] = remedy
     if cls.needs_entropy not in get_args(Whose):
         remedy = 'Write "old" for the entropy of the policy that sampled, "current" for the one being trained, or "no".'
         found[f"needs_entropy={cls.needs_entropy!r} is not known."] = remedy

@@ -108,6 +108,8 @@ def _read(source: Path, step: int | None) -> list[GroupRecord]:
         if not runs:
             read_run(source, 0)  # an error if it is not a run
         remedy = "Train with records_every above 0. Groups that dynamic sampling drops are not recorded."
+        if not RunFolder(source).run():
+            remedy = "TRL alone writes none. Before trainer.train(), call dew.watch(trainer)."
         remedy = f"Give a run that has some, e.g. dew explain {quoted(runs[0])}" if runs else remedy
         raise ConfigError(Problem(f"{source}: no token records.", remedy=remedy))
     groups, _, damaged = read_sample(files)

@@ -99,8 +99,8 @@ def check_prompt(tokenizer: Any, prompt: Any) -> None:
     if not isinstance(prompt, str) and tokenizer.chat_template is None:
         what = "The prompts are chat messages, and the tokenizer has no chat template."
         how = "`dew eval`: --settings '{template: plain}'; `dew lab`: --settings '{task_settings: {template: plain}}'"
-        remedy = f"Use a data set's problems as text, with task_settings: {{template: plain}} ({how})."
-        raise ConfigError(Problem(what, remedy=remedy))
+        remedy = "Write prompts as text, or set tokenizer.chat_template. With a data set of dew, write "
+        raise ConfigError(Problem(what, remedy=f"{remedy}task_settings: {{template: plain}} ({how})."))
 
 
 def prompt_text(tokenizer: Any, prompt: Any) -> str:

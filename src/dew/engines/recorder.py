@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dew import __version__
-from dew.algorithms import Algorithm
+from dew.algorithms import Algorithm, source_digest
 from dew.credit import forking_mask, grpo_advantages
 from dew.engines.compat import installed
 from dew.engines.credit import Credit, Rows, check_outcomes, differ
@@ -103,6 +103,8 @@ class RunLog:
             "finished": None,
             "error": None,
         }
+        if algorithm.written:
+            run["source"] = source_digest(type(algorithm))
         self._lock = hold(self.folder.path)
         self.folder.write_run({**run, **facts})
         for warning in algorithm.warnings():

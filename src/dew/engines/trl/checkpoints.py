@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerState
 from transformers.trainer_utils import rotate_checkpoints
 
+from dew.algorithms import Algorithm, source_digest
 from dew.decoding import replaced
 from dew.errors import ConfigError, DewError, EngineError, Problem, RecordError, quoted
 from dew.files import read_whole, sync, write_atomically
@@ -170,6 +171,11 @@ def sealed(trainer: Any, state: dict[str, Any]) -> Iterator[None]:
         rotate_checkpoints(run, args.save_total_limit, trainer.state.best_model_checkpoint)
 
 
+def described(algorithm: Algorithm) -> str:
+    """Its label and, of a rule in a user's file, which may be edited before the run resumes, a digest of the code."""
+    return algorithm.label + (f", code {source_digest(type(algorithm))}" if algorithm.written else "")
+
+
 def load_state(folder: str, rank: int, batches: str, algorithm: str, device: Any) -> dict[str, Any] | None:
     """Return dew's state, or None if TRL wrote the checkpoint. Its generation is dropped if `batches` differ, or
     `algorithm`, of which it has the advantages."""
@@ -193,7 +199,7 @@ def load_state(folder: str, rank: int, batches: str, algorithm: str, device: Any
 def use_own_settings(trainer: Any, own: list[dict[str, Any]], state: dict[str, Any]) -> None:
     """Use the trainer's `own` settings of the optimizer, its learning rate and its number of steps: optimizer and
     schedule have just been loaded with those of the run that wrote the checkpoint and dew's `state` in it."""
-    schedule, groups, label = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.algorithm.label
+    schedule, groups, label = trainer.lr_scheduler, trainer.optimizer.param_groups, trainer.described
     new, old = trainer.args.learning_rate, state.get("learning_rate")
     for group, settings in zip(groups, own, strict=True):
         if settings.keys() - group.keys():

@@ -111,6 +111,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         super().__post_init__()
         if problems := self._generation_problems():  # after TRL has read JSON
             raise ConfigError(problems)
+        self._of_loss = {name: getattr(self, name) for name in ("algorithm", *_trl_settings(algorithm))}
 
     def build_algorithm(self) -> Algorithm:
         """Return the algorithm with its settings; its `max_tokens` is max_completion_length."""
@@ -128,6 +129,12 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     @property
     def batches(self) -> Batches:
         return batches(self)
+
+    def late_problems(self) -> list[Problem]:
+        """Return a problem for each setting of the loss that was changed after the loss was chosen."""
+        why, remedy = "The loss was chosen when the config was made, and does not change.", "Pass it to DewConfig(...)."
+        now = {name: getattr(self, name) for name in self._of_loss}
+        return [Problem(f"args.{x} was set to {now[x]!r}.", why, remedy) for x in now if now[x] != self._of_loss[x]]
 
     def warnings(self) -> list[Problem]:
         """Return problems that do not stop a run but are probably unintended."""

@@ -21,8 +21,10 @@ from dew.compare.statistics import passes
 from dew.engines.credit import Credit
 from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, entropy_sums, group_records
 from dew.engines.trl.batch import Batch, gather_columns
-from dew.engines.trl.config import batches
+from dew.engines.trl.rewards import outcome_columns
 from dew.errors import EngineError, Problem
+
+logger = logging.getLogger("dew")
 
 EVERY_STEP = (
     "reward", "reward/", "accuracy", "unscored_share", "entropy", "entropy/", "credit/", "groups/", "clip/", "ratio/",
@@ -30,6 +32,11 @@ EVERY_STEP = (
     "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip
 """Metrics that are written at every step; `x/` stands for all names that begin with it. Last row: TRL's names."""
+
+
+BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_generations",
+           "num_iterations")  # fmt: skip
+"""Settings of run.json by which the report tells runs apart."""
 
 
 class StepStatistics:
@@ -173,6 +180,10 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
     def start(self, trainer: Any) -> None:
         self._trackers = trainer._metrics["train"]
         args, info = trainer.args, getattr(trainer.train_dataset, "info", None)
+        names, outcomes = trainer.reward_func_names, outcome_columns(trainer)
+        if args.outcome_reward is None and len(outcomes) == 1 < len(names):
+            text = "an answer counts as correct if its reward %s is above %g; outcome_reward can name another."
+            logger.info(text, names[outcomes[0]], trainer.algorithm.threshold)
         self.begin(
             trainer.algorithm,
             ["trl"],
@@ -181,8 +192,8 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             data=getattr(info, "dataset_name", None),
             seed=args.seed,
             learning_rate=float(args.learning_rate),
-            rewards=", ".join(trainer.reward_func_names),
-            batches=str(batches(args)),
+            rewards=", ".join(names),
+            batches={name: getattr(args, name) for name in BATCHES} | {"processes": trainer.accelerator.num_processes},
             max_completion_length=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs,
         )
@@ -253,7 +264,6 @@ class ConsoleLines(logging.Handler):
 
 def show_logs() -> None:
     """Show dew's messages if the program has not configured logging."""
-    logger = logging.getLogger("dew")
     if not logger.hasHandlers():
         logger.addHandler(ConsoleLines())
         logger.setLevel(logging.INFO)

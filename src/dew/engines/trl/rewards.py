@@ -74,11 +74,16 @@ def outcome_index(names: Sequence[str], args: Any) -> int:
 
 
 def index_of(outcome_reward: str | None, names: Sequence[str]) -> int:
-    """Return the index of the reward of this name, or of the first. Raise an error if there is none of this name."""
-    if outcome_reward is not None and outcome_reward not in names:
+    """Return the index of the reward of this name, or of the first. Raise an error if none or several have it."""
+    if outcome_reward is None:
+        return 0
+    if outcome_reward not in names:
         what = f"outcome_reward={outcome_reward!r} is not one of the reward functions: {', '.join(names)}."
         raise ConfigError(Problem(what, remedy=did_you_mean(str(outcome_reward), names)))
-    return 0 if outcome_reward is None else list(names).index(outcome_reward)
+    if (count := list(names).count(outcome_reward)) > 1:
+        what = f"outcome_reward={outcome_reward!r}: {count} reward functions have this name."
+        raise ConfigError(Problem(what, remedy="Give each a name of its own: define it with `def`, or set __name__."))
+    return list(names).index(outcome_reward)
 
 
 def add_environments(trainer: Any, given: int) -> int:

@@ -5,8 +5,9 @@ Its methods are in the order in which a batch reaches them (CONTRIBUTING.md, "Th
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -60,13 +61,14 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             raise ConfigError(Problem(f"args is a {type(args).__name__}.", remedy="Write DewConfig(...)."))
         if isinstance(model, str):
             model = loadable_model(model, "model", (args.model_init_kwargs or {}).get("revision"))
-        if problems := args.guide_problems() if guide is not None else []:
+        if problems := args.late_problems() + (args.guide_problems() if guide is not None else []):
             raise ConfigError(problems)
         several = isinstance(reward_funcs, list | tuple)
         rewards = list(reward_funcs) if several else [] if reward_funcs is None else [reward_funcs]
         if args.unnamed and train_dataset is not None and not rollout.can_redraw(train_dataset):
             args.algorithm_kwargs = {**algorithm_settings(args.algorithm_kwargs), "dynamic_sampling": False}
         self.algorithm = args.build_algorithm()
+        self.described = checkpoints.described(self.algorithm)
         if not settings.get("environment_factory"):  # else the environment may provide columns and the reward
             check_rewards(rewards, args, None if settings.get("rollout_func") else train_dataset)
         args.batches.check_rows(train_dataset)
@@ -239,7 +241,8 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         rewards = self._metrics[self._mode]["reward"]
         before = len(rewards)
         capture = self._capture = Capture()
-        with self._recorder.phase("scoring"):
+        score = partial(self._score, self._calculate_rewards)
+        with self._recorder.phase("scoring"), replaced([(self, "_calculate_rewards", score)]):
             inputs = super()._generate_and_score_completions(rows)
             del rewards[before:]  # dew reports the reward itself, without the guide's answers
             old = self._old_policy(inputs)
@@ -268,9 +271,10 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             return sampled[0], None
         return super()._generate_single_turn(prompt_ids, images, *args, **kwargs)
 
-    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Tensor:
+    def _score(self, trl: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        """Called in place of `_calculate_rewards`, after a subclass that changes the rewards."""
         with self._recorder.phase("reward"):
-            found: Tensor = super()._calculate_rewards(*args, **kwargs)
+            found = trl(*args, **kwargs)
         # NaN means that a function returned None ("does not apply"), but from a reward model it is an error.
         models = torch.tensor([isinstance(f, torch.nn.Module) for f in self.reward_funcs], device=found.device)
         self._capture.parts = found.masked_fill(found.isnan() & models, torch.inf)
@@ -433,7 +437,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         every = self.args.steps_per_generation * self.num_iterations
         return {
             "batches": str(self.args.batches),
-            "algorithm": self.algorithm.label,
+            "algorithm": self.described,
             "learning_rate": self.args.learning_rate,
             "generation": self._buffered_inputs if self._step % every else None,
             "step": self._step,
@@ -446,7 +450,7 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
         own = [dict(group) for group in self.optimizer.param_groups] if checkpoint else []
         super()._load_optimizer_and_scheduler(checkpoint)
         rank, device = self.accelerator.process_index, self.accelerator.device
-        made = str(self.args.batches), self.algorithm.label
+        made = str(self.args.batches), self.described
         state = checkpoints.load_state(checkpoint, rank, *made, device) if checkpoint else None
         if state is None:
             return

@@ -54,6 +54,7 @@ def watch(
     trainer.outcome_index = index_of(outcome_reward, trainer.reward_func_names)
     trainer.algorithm = get_algorithm(ENGINE_ALGORITHM, threshold=threshold, max_tokens=args.max_completion_length)
     args.records_every, args.records_groups, args.records_keep = records_every, *RECORDS[1:]
+    args.outcome_reward = outcome_reward
     if isinstance(trainer, Watched):
         return trainer
     trainer.__class__ = type(type(trainer).__name__, (Watched, type(trainer)), {})

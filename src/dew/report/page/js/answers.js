@@ -16,7 +16,7 @@ function chosenSignal(group) {
 function scaleOf(group) {
   const signal = state.mode === 'methods' ? 'difference' : chosenSignal(view.group);
   const values = group.answers.flatMap((answer) => (answer[signal] || []).filter((_, t) => answer.live[t]));
-  return { signal, ...makeScale(SIGNALS[signal]?.scale || 'signed', values) };
+  return { signal, ...makeScale(SIGNALS[signal]?.scale || 'difference', values) };
 }
 
 /** The scale that a group is painted with: the same prompt elsewhere has its own. */

@@ -50,7 +50,9 @@ function makeScale(kind, values) {
   }
   const [centre, back] = kind === 'ratio' ? [Math.log, Math.exp] : [(v) => v, (v) => v];
   const placed = known(values).map(centre).filter(Number.isFinite);
-  const [less, plus] = [reachOf(placed.filter((v) => v < 0)), reachOf(placed.filter((v) => v > 0))];
+  const least = kind === 'difference' ? 0.02 : 0; // so that rounding looks like none
+  const reach = (side) => side.length && Math.max(least, reachOf(side));
+  const [less, plus] = [reach(placed.filter((v) => v < 0)), reach(placed.filter((v) => v > 0))];
   const end = (hue, from, to) => ({ hue, from: back(from), to: back(to) });
   const legend = [less && end('less', -less, 0), plus && end('plus', 0, plus)].filter(Boolean);
   const of = (value) => {

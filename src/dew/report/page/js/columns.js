@@ -62,7 +62,7 @@ function columnsView(group) {
     h('tbody', order.map((i) => row(group.answers[i], i))),
   );
   const note =
-    'A token is compared with the tokens in its column that belong to answers of the same outcome. ' +
+    'gtpo compares a token with those in its column that belong to answers of the same outcome (compare=column). ' +
     `Hatched: the entropy is below ${SURE} nats (of a position: every one), so weights there are rounding noise.`;
   const scroll = region('div.scroll-x', 'Answers by position', grid);
   return h('div.columns', longest > fit && pages, scroll, h('p.quiet', note));
