@@ -190,8 +190,9 @@ def test_what_cannot_work_is_explained(says, tmp_path):
             trainer.train()
 
 
-def test_a_setting_of_the_loss_is_not_lost_if_it_is_set_on_the_finished_config(tmp_path):
-    changes = ("grpo", {"epsilon": 0.1, "beta": 0.1}), ("dew", {"algorithm": "trl"}), ("trl", {"beta": 0.1})
+def test_settings_of_loss_and_batches_are_not_lost_if_they_are_set_on_the_finished_config(tmp_path):
+    loss = ("grpo", {"epsilon": 0.1, "beta": 0.1}), ("dew", {"algorithm": "trl"}), ("trl", {"beta": 0.1})
+    changes = *loss, ("dew", {"per_device_train_batch_size": 4}), ("dew", {"num_generations": 2})
     for algorithm, late in changes:
         config = tiny.config(tmp_path, algorithm=algorithm)
         config.learning_rate = 1e-4

@@ -25,6 +25,8 @@ LIMITS = {
     **dict.fromkeys(("reward_timeout", "reward_memory"), Setting(above=0)),
 }
 """Settings with limits: those that both engines have, and those of TRL only."""
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_generations")
+"""TRL's settings of the batches, which it computes when a config is made."""
 RECORDS = [SETTINGS[f"records_{name}"].default for name in ("every", "groups", "keep")]
 
 
@@ -111,7 +113,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         super().__post_init__()
         if problems := self._generation_problems():  # after TRL has read JSON
             raise ConfigError(problems)
-        self._of_loss = {name: getattr(self, name) for name in ("algorithm", *_trl_settings(algorithm))}
+        self._used = {name: getattr(self, name) for name in ("algorithm", *_trl_settings(algorithm), *BATCH)}
 
     def build_algorithm(self) -> Algorithm:
         """Return the algorithm with its settings; its `max_tokens` is max_completion_length."""
@@ -131,10 +133,10 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         return batches(self)
 
     def late_problems(self) -> list[Problem]:
-        """Return a problem for each setting of the loss that was changed after the loss was chosen."""
-        why, remedy = "The loss was chosen when the config was made, and does not change.", "Pass it to DewConfig(...)."
-        now = {name: getattr(self, name) for name in self._of_loss}
-        return [Problem(f"args.{x} was set to {now[x]!r}.", why, remedy) for x in now if now[x] != self._of_loss[x]]
+        """Return a problem for each setting that was changed after the loss and the batches were made from it."""
+        why, remedy = "It was already used when the config was made.", "Pass it to DewConfig(...)."
+        now = {name: getattr(self, name) for name in self._used}
+        return [Problem(f"args.{x} was set to {now[x]!r}.", why, remedy) for x in now if now[x] != self._used[x]]
 
     def warnings(self) -> list[Problem]:
         """Return problems that do not stop a run but are probably unintended."""

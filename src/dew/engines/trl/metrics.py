@@ -21,6 +21,7 @@ from dew.compare.statistics import passes
 from dew.engines.credit import Credit
 from dew.engines.recorder import Numbers, RunLog, answer_metrics, credit_metrics, entropy_sums, group_records
 from dew.engines.trl.batch import Batch, gather_columns
+from dew.engines.trl.config import BATCH
 from dew.engines.trl.rewards import outcome_columns
 from dew.errors import EngineError, Problem
 
@@ -32,11 +33,6 @@ EVERY_STEP = (
     "reward_std", "rewards/", "completions/", "step_time", "frac_reward_zero_std",
 )  # fmt: skip
 """Metrics that are written at every step; `x/` stands for all names that begin with it. Last row: TRL's names."""
-
-
-BATCHES = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation", "num_generations",
-           "num_iterations")  # fmt: skip
-"""Settings of run.json by which the report tells runs apart."""
 
 
 class StepStatistics:
@@ -184,6 +180,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
         if args.outcome_reward is None and len(outcomes) == 1 < len(names):
             text = "an answer counts as correct if its reward %s is above %g; outcome_reward can name another."
             logger.info(text, names[outcomes[0]], trainer.algorithm.threshold)
+        made = {name: getattr(args, name) for name in (*BATCH, "num_iterations")}
         self.begin(
             trainer.algorithm,
             ["trl"],
@@ -193,7 +190,7 @@ class Recorder(RunLog, TrainerCallback):  # type: ignore[misc]
             seed=args.seed,
             learning_rate=float(args.learning_rate),
             rewards=", ".join(names),
-            batches={name: getattr(args, name) for name in BATCHES} | {"processes": trainer.accelerator.num_processes},
+            batches={**made, "processes": trainer.accelerator.num_processes},
             max_completion_length=args.max_completion_length,
             chat_template_kwargs=args.chat_template_kwargs,
         )
