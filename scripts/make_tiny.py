@@ -89,7 +89,7 @@ One token is one character of `0-9 + - * = ; , > :`, and `<end>` ends an answer.
 
 ## Scores
 
-Held-out problems, {K} answers each at temperature 1, [95 % bootstrap interval over problems].
+Held-out problems, {K} answers each at temperature 1, [95% interval over problems].
 The combinations of numbers in held-out countdown problems occur in no demonstration.
 
 | task | problems | pass@1 | pass@{K} | maj@{K} |

@@ -2,12 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 
 import pytest
 from scripts import gradient_noise as script
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
