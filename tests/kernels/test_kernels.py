@@ -77,6 +77,18 @@ def test_values_match_the_definition(impl, shape, temperature, softcap, bias):
         torch.testing.assert_close(ours, truth, rtol=1e-10, atol=1e-12)
 
 
+def test_targets_that_are_known_to_be_live_are_not_read(monkeypatch):
+    hidden, weight, targets, _ = problem(33, 17, 123)
+    g, ge = torch.randn(2, 33)
+    want = run(hidden, weight, targets, g, ge, impl="chunked")
+    monkeypatch.setattr(linear, "_live_rows", lambda *args: pytest.fail("a GPU would be waited for"))
+    monkeypatch.setattr(linear, "_what_to_save", lambda *args: "slopes")
+    hidden.requires_grad_()
+    logp, entropy = linear_logprob_entropy(hidden, weight, targets, impl="chunked", all_live=True)
+    (logp * g).sum().backward()
+    torch.testing.assert_close([logp, entropy, hidden.grad], list(want[:3]))
+
+
 @pytest.mark.parametrize("save", ["nothing", "scores", "slopes", "weights"])
 def test_sum_of_squares_whatever_is_saved(save, monkeypatch):
     """0 on ignored rows, no gradient, and nothing else changes."""
@@ -244,7 +256,7 @@ def test_spans_cover_everything_once(length, nbytes):
 def test_operator_registration(save):
     hidden, weight, targets, b = problem(6, 4, 9, bias=True)
     hidden.requires_grad_(), weight.requires_grad_(save == "scores")
-    args = (hidden, weight, b, targets, 1.0, None, save, "chunked", save != "scores")
+    args = (hidden, weight, b, targets, 1.0, None, save, "chunked", save != "scores", False)
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
     torch.library.opcheck(torch.ops.dew.logprob_entropy.default, args, test_utils=tests)
 

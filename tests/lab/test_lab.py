@@ -263,6 +263,7 @@ def test_every_registered_algorithm_trains():
         by_seed = runs.history[0][name].view(-1, 2)
         assert by_seed.eq(by_seed[0]).all() and by_seed[0, 0] != by_seed[0, 1]
     runs.generation(1)
+    assert all(team.vectorised for team in runs.teams)  # one call for all runs of a rule
     moved = (runs.policies.parameters["0.up"] - START["0.up"]).detach().flatten(1).abs().amax(1)
     assert moved.isfinite().all() and (moved > 0).all()
 

@@ -480,6 +480,18 @@ def test_mistakes_are_explained(typed, words, dew, tmp_path, monkeypatch):
     assert code and words in error
 
 
+def test_between_its_optimizer_steps_an_update_does_not_wait_for_the_device(monkeypatch):
+    """All passes are planned before the first step, and no targets are checked."""
+    run, called = stack(["dapo", "gtpo"], [1, 2]), []
+    monkeypatch.setattr("dew.kernels.linear._live_rows", lambda *args: pytest.fail("reads the targets"))
+    for owner, name in ((run.policies, "passes"), (run.policies.adam, "step")):
+        own = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, own=own, name=name: called.append(name) or own(*args))
+    run.generation(0)
+    steps = called.count("step")
+    assert steps > 1 and called == ["passes"] * steps + ["step"] * steps
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", FAMILIES)
 def test_on_a_gpu_the_kernels_train_as_plain_pytorch_does(family):

@@ -60,11 +60,11 @@ class EntropyAdvantage(DAPO):
     def loss(self, logp: Tensor, part: Part, advantages: Tensor, *, count: Count = None) -> tuple[Tensor, Stats]:
         if part.entropy is None:
             raise ShapeError("entropy_advantage needs the current policy's entropy of each token in its loss.")
-        shaped = weights.entropy_advantages(advantages, part.entropy, part.mask, alpha=self.alpha, kappa=self.kappa)
-        value, stats = super().loss(logp, part, shaped, count=count)
-        plain = advantages if advantages.ndim == shaped.ndim else advantages.unsqueeze(-1)
-        bonus = torch.where(part.mask.bool(), shaped - plain, 0).sum() / part.mask.sum().clamp_min(1)
-        return value, {**stats, "credit/bonus": bonus}
+        A = advantages if advantages.ndim == part.mask.ndim else advantages.unsqueeze(-1)
+        bonus = weights.entropy_bonus(A, part.entropy, alpha=self.alpha, kappa=self.kappa)
+        value, stats = super().loss(logp, part, A + bonus, count=count)
+        total = torch.where(part.mask.bool(), bonus, 0).sum()
+        return value, {**stats, "credit/bonus": total / part.mask.sum().clamp_min(1)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,8 +56,12 @@ def entropy_advantages(
     if A.shape == entropy.shape[:-1]:
         A = A.unsqueeze(-1).expand(entropy.shape)
     check_shape("advantages", A, entropy.shape, "answer (*P, G) or token (*P, G, T)")
-    bonus = torch.minimum(alpha * at_least_float32(entropy).clamp_min(0), A.abs() / kappa)
-    return torch.where(mask, A + bonus, 0)
+    return torch.where(mask, A + entropy_bonus(A, entropy, alpha=alpha, kappa=kappa), 0)
+
+
+def entropy_bonus(advantages: PGT, entropy: PGT, *, alpha: float = 0.4, kappa: float = 2.0) -> PGT:
+    """The bonus of `entropy_advantages` alone. It checks nothing, since a loss should not wait for the GPU."""
+    return torch.minimum(alpha * at_least_float32(entropy).clamp_min(0), advantages.abs() / kappa)
 
 
 def covariance(advantages: Values, logp: Values, mask: Mask) -> Float[Tensor, " N"]:

@@ -46,6 +46,7 @@ def linear_logprob_entropy(
     softcap: float | None = None,
     entropy_grad: bool = False,
     sum_sq: bool = False,
+    all_live: bool = False,
     impl: Impl = "auto",
 ) -> tuple[Float[Tensor, " N"], ...]:
     """Log-probability of each target and entropy of its distribution, without materialising the (N, V) logits.
@@ -57,6 +58,8 @@ def linear_logprob_entropy(
     Results are float32 (float64 for float64 inputs), also for bfloat16 and float16 inputs. A target of −100 gives 0 and
     no gradient. Gradients flow through the log-probability and, with `entropy_grad`, through the entropy. If the
     backward pass recomputes the scores, it skips rows whose upstream gradient is 0.
+
+    `all_live`: no target is −100 or outside the vocabulary. Otherwise they are checked, which waits for the GPU.
 
     `impl`: "triton" (NVIDIA GPUs, Hopper or later), "chunked" (PyTorch, any device), "reference" (the definition,
     with all logits in memory), or "auto".
@@ -70,7 +73,7 @@ def linear_logprob_entropy(
             logp, entropy, squares = reference.logprob_entropy(hidden, head, targets)
     else:
         save = _what_to_save(hidden, weight, bias, entropy_grad)
-        logp, entropy, _, _, _, squares = _forward(*given, save, impl, sum_sq)
+        logp, entropy, _, _, _, squares = _forward(*given, save, impl, sum_sq, all_live)
     entropy = entropy if entropy_grad else entropy.detach()
     return (logp, entropy, squares.detach()) if sum_sq else (logp, entropy)
 
@@ -264,13 +267,13 @@ def _empty(hidden: Tensor, head: Head, want: Sequence[bool]) -> Gradients:
 @torch.library.custom_op("dew::logprob_entropy", mutates_args=())
 def _forward(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, softcap: float | None,
-    save: str, impl: str, sum_sq: bool,
+    save: str, impl: str, sum_sq: bool, all_live: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """logp, entropy, lse, scale, the tensor saved for the backward pass, and Σp² (empty if not requested)."""
     head = Head(weight, bias, temperature, softcap)
     n, hidden = hidden.shape[0], hidden.contiguous()
     backend = backend_for(impl, hidden, head)
-    rows = _live_rows(targets, weight.shape[0])
+    rows = None if all_live else _live_rows(targets, weight.shape[0])
     x, y = _pick(rows, hidden, targets)
     saved = hidden.new_empty(0)
     with torch.autocast(hidden.device.type, enabled=False):
@@ -288,7 +291,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(hidden, weight, bias, targets, temperature, softcap, save, impl, sum_sq):  # type: ignore[no-untyped-def]
+def _(hidden, weight, bias, targets, temperature, softcap, save, impl, sum_sq, all_live):  # type: ignore[no-untyped-def]
     *vectors, squares = [hidden.new_empty(hidden.shape[0], dtype=wide(hidden.dtype)) for _ in range(5)]
     saved = torch.empty_like(hidden) if save == "slopes" else hidden.new_empty(0)
     return (*vectors, saved, squares if sum_sq else hidden.new_empty(0))
@@ -326,7 +329,7 @@ def _(g, ge, hidden, weight, bias, targets, stats, saved, temperature, softcap, 
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    hidden, weight, bias, targets, *ctx.settings, _ = inputs
+    hidden, weight, bias, targets, *ctx.settings, _, _ = inputs
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(hidden, weight, bias, targets, *output[:5])
 
@@ -336,7 +339,7 @@ def _gradient(ctx: Any, g: Tensor | None, ge: Tensor | None, *_: Tensor | None) 
     want = list(ctx.needs_input_grad[:3])
     g = torch.zeros_like(logp) if g is None else g
     grads = _backward(g, ge, *inputs, [logp, entropy, lse, scale], saved, *ctx.settings, want)
-    return *(t if w else None for t, w in zip(grads, want, strict=True)), *[None] * 6
+    return *(t if w else None for t, w in zip(grads, want, strict=True)), *[None] * 7
 
 
 _forward.register_autograd(_gradient, setup_context=_setup)

@@ -232,7 +232,7 @@ class LoraPolicies:
         where, after = row * T + place, bounds[row] + prompt[row] - 1 + place
         head, target = self.base.head, tokens.flatten()[where]
         how: dict[str, Any] = {"bias": head.bias, "temperature": head.temperature, "softcap": head.softcap}
-        found = linear_logprob_entropy(hidden[after], head.weight, target, **how)
+        found = linear_logprob_entropy(hidden[after], head.weight, target, all_live=True, **how)
         logp, entropy = (x.new_zeros(R * b * T).index_copy(0, where, x).view(R, b, T) for x in found)
         return logp, entropy
 

@@ -117,16 +117,18 @@ class Stack:
         by_run = [team.algorithm.divisor(*size) for team in self.teams for size in sizes[team.rows]]
         # As in TRL: a token has the same weight in every step.
         divisors = torch.tensor(by_run, device=tokens.device).clamp_min(1) / steps
-        norms = []
-        drift, compared = torch.zeros(2, len(self.replicas), device=live.device)
-        for i in range(min(steps, most)):
+        plan = []
+        for i in range(min(steps, most)):  # before the first step, so that later ones do not wait for the device
             step = order[:, i:most:steps]
-            prompts = _take(problems.prompt, step // G)
-            for part, asked in policies.passes(prompts, tokens[:, i:most:steps]):
+            plan.append((step, list(policies.passes(_take(problems.prompt, step // G), tokens[:, i:most:steps]))))
+        norms: list[Tensor] = []
+        drift, compared = torch.zeros(2, len(self.replicas), device=live.device)
+        for step, passes in plan:
+            for part, asked in passes:
                 rows = step[:, part]
                 token, old, mask = (_take(x, rows)[..., :longest] for x in (answers.tokens, answers.logp, live))
                 logp, entropy = policies.score(asked, token, mask, entropy=self.needs_entropy)
-                if not i:
+                if not norms:
                     drift += ((logp.detach() - old).abs() * mask).sum((1, 2))
                     compared += mask.sum((1, 2))
                 total = torch.zeros((), device=live.device)
