@@ -76,7 +76,7 @@ def _announce(steps: int, folder: Path) -> None:
         "It trains twice, rewarded only for correct answers: with DAPO, which gives all tokens of an answer the same "
         "credit, and with dew, which gives more of a correct answer's credit to tokens where the policy was uncertain. "
         f"All else is the same: problems, number of answers, clipping, loss. {steps} steps each, side by side.\n\n"
-        "On two idle cores this takes four to seven minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
+        "On two idle cores this takes three to seven minutes. Nothing is downloaded. Ctrl-C stops it.\n\n"
         f"Python {platform.python_version()}, {packages}; {cores()} cores, one torch thread per run; output in {folder}"
     )
 
