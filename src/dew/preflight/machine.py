@@ -189,21 +189,13 @@ def check_model(parsed: "Parsed", rows: list[dict[str, Any]]) -> list[Check]:
     gpu = None if args.use_cpu else next(iter(gpus()), None)
     device, free = (gpu["name"], gpu["free"]) if gpu else (NO_GPU, free_memory())
     terms, unsaved = (estimate(model, args, prompt, free, saves) for saves in (args.gradient_checkpointing, False))
-    given = args.vllm_max_model_length if args.use_vllm else None
-    owner = "vLLM (vllm_max_model_length)" if given else "the model"
+    problem = args.context_problem(prompt, model.context)
+    fits = f"The longest prompt has {prompt} tokens; an answer of max_completion_length fits into the context."
     return [
-        check_context(given or model.context, prompt, int(args.max_completion_length or 0), owner),
+        failed("context", problem.says, problem.remedy) if problem else ok("context", fits),
         check_memory(terms, args, prompt, device, free, sum(unsaved.values()), model.parameters),
         check_disk(args, model),
     ]
-
-
-def check_context(context: int | None, prompt: int, limit: int, owner: str) -> Check:
-    says = f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes "
-    says += f"{prompt + limit}, and {owner} has {context or 'no fixed number of'} positions."
-    room = limit if context is None else context - prompt
-    remedy = f"Set max_completion_length to at most {room}." if room > 0 else "Remove the longest prompts."
-    return graded("context", says, remedy, warn=False, fail=limit > room)
 
 
 def optimizer_bytes(args: "DewConfig", model: Model) -> float:

@@ -132,6 +132,21 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
     def batches(self) -> Batches:
         return batches(self)
 
+    def context_problem(self, prompt: int, context: int | None) -> Problem | None:
+        """Return a problem if the longest answer to a prompt of so many tokens exceeds vLLM's context or the model's
+        `context`."""
+        given, limit = self.vllm_max_model_length if self.use_vllm else None, self.max_completion_length or 0
+        context = given or context
+        if context is None or prompt + limit <= context:
+            return None
+        owner = "vLLM (vllm_max_model_length)" if given else "the model"
+        what = (
+            f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes {prompt + limit}, "
+        )
+        room = f"Set max_completion_length to at most {context - prompt}."
+        remedy = room if prompt < context else "Remove the longest prompts."
+        return Problem(f"{what}and {owner} has {context} positions.", remedy=remedy)
+
     def late_problems(self) -> list[Problem]:
         """Return a problem for each setting that was changed after the loss and the batches were made from it."""
         why, remedy = "It was already used when the config was made.", "Pass it to DewConfig(...)."

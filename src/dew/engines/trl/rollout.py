@@ -125,17 +125,6 @@ def _join(parts: list[Batch], fills: dict[str, float]) -> Batch:
     return replace(parts[0], inputs=join_columns(inputs, fills), **join_columns(columns, fills))
 
 
-def check_context(trainer: Any, prompt: int) -> None:
-    """Warn if the longest answer to a prompt of so many tokens does not fit into the model's context."""
-    args, config = trainer.args, trainer.model.config.get_text_config()
-    given = args.vllm_max_model_length if args.use_vllm else None
-    context, limit = given or getattr(config, "max_position_embeddings", None), args.max_completion_length or 0
-    if context is not None and prompt + limit > context:
-        what = f"max_completion_length={limit}: with a prompt of {prompt} tokens, more than the context of {context}."
-        room = f"Set max_completion_length to at most {context - prompt}."
-        logger.warning("%s", Problem(what, remedy=room if prompt < context else "Remove the longest prompts."))
-
-
 # ── what TRL samples from ───────────────────────────────────────────────────────────────────────────────────
 @contextmanager
 def loading_by_name(model: Any) -> Iterator[None]:

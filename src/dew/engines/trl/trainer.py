@@ -209,7 +209,9 @@ class DewTrainer(GRPOTrainer):  # type: ignore[misc]
             parts, finite, advantages = (x[trains] for x in (batch.parts, batch.finite, credit.advantages))
             self._nonfinite.start(metrics.not_finite(parts, finite, advantages, self.reward_func_names))
             if self._step == 0:
-                rollout.check_context(self, int(batch.inputs["prompt_mask"].sum(-1).max()))
+                longest, config = int(batch.inputs["prompt_mask"].sum(-1).max()), self.model.config.get_text_config()
+                if problem := self.args.context_problem(longest, getattr(config, "max_position_embeddings", None)):
+                    logger.warning("%s", problem)
         else:
             numbers |= metrics.pass_at(outcomes, self.algorithm.threshold, self.group_size)
             self._put(numbers, weight=batch.groups["sampled"])  # the last batch may have fewer prompts
