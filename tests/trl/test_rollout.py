@@ -151,7 +151,9 @@ def test_answers_that_may_exceed_the_context_of_the_model_are_one_warning(tmp_pa
         caplog.clear()
         policy = tiny.model(max_position_embeddings=context)
         tiny.trainer(tmp_path / str(context), policy=policy).train()
-        says = f"4 tokens; with max_completion_length=6 that makes 10, and the model has {context} positions. "
+        says = (
+            f"A prompt of 4 tokens and max_completion_length=6 make 10 tokens, and the model has {context} positions. "
+        )
         says += f"Set max_completion_length to at most {room}." if room else "Remove the longest prompts."
         assert caplog.text.count(says) == (context < 10) == ("positions" in caplog.text)
 

@@ -140,9 +140,7 @@ class DewConfig(GRPOConfig):  # type: ignore[misc]
         if context is None or prompt + limit <= context:
             return None
         owner = "vLLM (vllm_max_model_length)" if given else "the model"
-        what = (
-            f"The longest prompt has {prompt} tokens; with max_completion_length={limit} that makes {prompt + limit}, "
-        )
+        what = f"A prompt of {prompt} tokens and max_completion_length={limit} make {prompt + limit} tokens, "
         room = f"Set max_completion_length to at most {context - prompt}."
         remedy = room if prompt < context else "Remove the longest prompts."
         return Problem(f"{what}and {owner} has {context} positions.", remedy=remedy)
