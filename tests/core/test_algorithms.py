@@ -121,6 +121,7 @@ def test_forking_tokens_divide_by_the_kept_tokens(batch, keep):
     kept = dew.credit.forking_mask(grouped.entropy, grouped.mask, keep=keep)
     expected, _ = policy_loss(logp, old, get_algorithm("dapo").advantages(grouped), kept)
     algorithm = get_algorithm("forking_tokens", keep=keep)
+    assert get_algorithm("forking_tokens").keep == 0.2  # the paper's share
     actual, _ = algorithm.loss(logp, Part(mask=grouped.mask, old_logp=old), algorithm.advantages(grouped))
     torch.testing.assert_close(actual, expected)
 

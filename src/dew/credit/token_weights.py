@@ -59,7 +59,7 @@ def entropy_advantages(
     return torch.where(mask, A + entropy_bonus(A, entropy, alpha=alpha, kappa=kappa), 0)
 
 
-def entropy_bonus(advantages: PGT, entropy: PGT, *, alpha: float = 0.4, kappa: float = 2.0) -> PGT:
+def entropy_bonus(advantages: PGT, entropy: PGT, *, alpha: float, kappa: float) -> PGT:
     """The bonus of `entropy_advantages` alone. It checks nothing, since a loss should not wait for the GPU."""
     return torch.minimum(alpha * at_least_float32(entropy).clamp_min(0), advantages.abs() / kappa)
 
